@@ -1,0 +1,151 @@
+"""Every error a person can meet, each with its kind, exit code, what, why and fix.
+
+    WeighbridgeError                 1  anything below
+      UsageError                     2  the command or the configuration is wrong
+      NotFoundError                  3  no such name, version, tag, path or key
+        MissingError                    a remote holds nothing under this key
+        WithdrawnError                  the version was withdrawn
+      DeniedError                    4  login, scope or permission
+      IntegrityError                 5  bytes, structure or licence are not what they must be
+        SourceChangedError              the source was rewritten while it was read
+        RefusedError                    a check blocks this artifact
+      UnreachableError               6  a remote gives no answer; trying again can help
+        RetryableError                  it answered "not now"
+        OutcomeUnknownError             the request may or may not have been carried out: look, then retry
+      ConflictError                  7  somebody else holds it, or other bytes are there already
+        ExistsError                     a create-only write found another object
+      NotFinishedError               8  wait: the work is not done yet
+
+This module is on the start-up path of `registry ls`: it imports nothing.
+"""
+
+from typing import Any, ClassVar
+
+
+class WeighbridgeError(Exception):
+    """The root: `what` happened, `why`, and the exact `fix`; `data` holds figures for `--json`."""
+
+    code: ClassVar[str] = "failed"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, why: str | None = None, fix: str | None = None, **data: Any) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.data = data
+
+
+class UsageError(WeighbridgeError):
+    """The command or the configuration is wrong; nothing was done."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class NotFoundError(WeighbridgeError):
+    """No such name, version, tag or path."""
+
+    code = "not-found"
+    exit_code = 3
+
+
+class MissingError(NotFoundError):
+    """A remote holds nothing under this key."""
+
+    code = "missing-key"
+
+
+class WithdrawnError(NotFoundError):
+    """The version was withdrawn; its number stays taken."""
+
+    code = "withdrawn"
+
+
+class DeniedError(WeighbridgeError):
+    """Login, scope or permission is missing; repeating does not help."""
+
+    code = "denied"
+    exit_code = 4
+
+
+class IntegrityError(WeighbridgeError):
+    """Bytes or structure are not what the record says; nothing was delivered."""
+
+    code = "integrity"
+    exit_code = 5
+
+
+class SourceChangedError(IntegrityError):
+    """A source file was rewritten while it was read; the job stops before anything is visible."""
+
+    code = "source-changed"
+
+
+class RefusedError(IntegrityError):
+    """A check blocks this artifact; `data["findings"]` lists why."""
+
+    code = "refused"
+
+
+class UnreachableError(WeighbridgeError):
+    """A remote gives no answer; trying again can help."""
+
+    code = "unreachable"
+    exit_code = 6
+
+
+class RetryableError(UnreachableError):
+    """A remote answered "not now" (slow down, busy, 5xx); the request was not carried out."""
+
+    code = "retryable"
+
+
+class OutcomeUnknownError(UnreachableError):
+    """The answer was lost: the request may have been carried out. Look at the remote before any retry."""
+
+    code = "outcome-unknown"
+
+
+class ConflictError(WeighbridgeError):
+    """Somebody else holds it, or other bytes are there already."""
+
+    code = "conflict"
+    exit_code = 7
+
+
+class ExistsError(ConflictError):
+    """A create-only write found an object under its key; read it to learn whose it is."""
+
+    code = "exists"
+
+
+class NotFinishedError(WeighbridgeError):
+    """The work is not done yet; wait and ask again."""
+
+    code = "not-finished"
+    exit_code = 8
+
+
+def describe(error: WeighbridgeError) -> dict[str, Any]:
+    """Return the JSON object that `--json` prints for an error; its shape is a contract."""
+    return {
+        "schema": "weighbridge/error/1",
+        "code": error.code,
+        "exit_code": error.exit_code,
+        "message": error.what,
+        "why": error.why,
+        "fix": error.fix,
+        "data": error.data,
+    }
+
+
+def kinds() -> list[type[WeighbridgeError]]:
+    """Return every error class, parents before children, for the printed list and for tests."""
+    found: list[type[WeighbridgeError]] = []
+    waiting: list[type[WeighbridgeError]] = [WeighbridgeError]
+    while waiting:
+        kind = waiting.pop(0)
+        found.append(kind)
+        waiting.extend(kind.__subclasses__())
+    return found
