@@ -5,16 +5,25 @@
       NotFoundError                  3  no such name, version, tag, path or key
         MissingError                    a remote holds nothing under this key
         WithdrawnError                  the version was withdrawn
+        VanishedError                   a source file went away while it was looked at
       DeniedError                    4  login, scope or permission
       IntegrityError                 5  bytes, structure or licence are not what they must be
         SourceChangedError              the source was rewritten while it was read
+        ForeignBytesError               a version's folder holds bytes that its manifest does not list
+        StageDamagedError               a staged copy is not what was hashed: stage again
         RefusedError                    a check blocks this artifact
+        FeedDamagedError                the team's feed has a hole or a damaged object
       UnreachableError               6  a remote gives no answer; trying again can help
         RetryableError                  it answered "not now"
         OutcomeUnknownError             the request may or may not have been carried out: look, then retry
       ConflictError                  7  somebody else holds it, or other bytes are there already
         ExistsError                     a create-only write found another object
+        NameTakenError                  the name belongs to another run, kind, registry or spelling
+        VoidedError                     the number was given up; claim a new one
+        WithdrawnContentError           these bytes were withdrawn and come back only when asked for
       NotFinishedError               8  wait: the work is not done yet
+      DiskFullError                  1  a disk has too little room, or would fall under its reserve
+      BugError                       1  nobody foresaw this: a fault in weighbridge itself
 
 This module is on the start-up path of `registry ls`: it imports nothing.
 """
@@ -62,6 +71,12 @@ class WithdrawnError(NotFoundError):
     code = "withdrawn"
 
 
+class VanishedError(NotFoundError):
+    """A source file went away while it was looked at (rotation); nothing of it was published."""
+
+    code = "vanished"
+
+
 class DeniedError(WeighbridgeError):
     """Login, scope or permission is missing; repeating does not help."""
 
@@ -82,10 +97,28 @@ class SourceChangedError(IntegrityError):
     code = "source-changed"
 
 
+class ForeignBytesError(IntegrityError):
+    """A version's folder holds bytes that its manifest does not list; publishing stops and touches nothing."""
+
+    code = "foreign-bytes"
+
+
+class StageDamagedError(IntegrityError):
+    """A staged copy is not what was hashed; nothing of it became visible, and the source can be staged again."""
+
+    code = "stage-damaged"
+
+
 class RefusedError(IntegrityError):
     """A check blocks this artifact; `data["findings"]` lists why."""
 
     code = "refused"
+
+
+class FeedDamagedError(IntegrityError):
+    """The team's feed has a hole or a damaged object; `data["seq"]` is its number. The versions are not touched."""
+
+    code = "feed-damaged"
 
 
 class UnreachableError(WeighbridgeError):
@@ -120,11 +153,41 @@ class ExistsError(ConflictError):
     code = "exists"
 
 
+class NameTakenError(ConflictError):
+    """The name belongs to another run, another kind, another registry, or to a spelling that differs by case alone."""
+
+    code = "name-taken"
+
+
+class VoidedError(ConflictError):
+    """The number was given up before it was committed; the content needs a new claim."""
+
+    code = "voided"
+
+
+class WithdrawnContentError(ConflictError):
+    """These bytes were withdrawn under this name and come back only when somebody asks for it."""
+
+    code = "withdrawn-content"
+
+
 class NotFinishedError(WeighbridgeError):
     """The work is not done yet; wait and ask again."""
 
     code = "not-finished"
     exit_code = 8
+
+
+class DiskFullError(WeighbridgeError):
+    """A disk has too little room, or would fall under the reserve that is kept free for the trainer."""
+
+    code = "disk-full"
+
+
+class BugError(WeighbridgeError):
+    """Nobody foresaw this: a fault in weighbridge itself, never the user's."""
+
+    code = "bug"
 
 
 def describe(error: WeighbridgeError) -> dict[str, Any]:

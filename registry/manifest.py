@@ -1,7 +1,7 @@
 """The manifest: the immutable document that lists a bundle's files and facts, sealed once and read for ever.
 
-Canonical JSON: sorted keys, compact, UTF-8, NaN and infinities as strings, no duplicate keys, NFC paths. The digest of a
-manifest is always that of its bytes as stored, never of a re-serialisation; unknown fields are kept in `document`.
+Canonical JSON: sorted keys, compact, UTF-8, NaN and infinities as strings, no duplicate keys, NFC paths. The digest
+of a manifest is always that of its bytes as stored, never of a re-serialisation; unknown fields stay in `document`.
 """
 
 import json
@@ -49,7 +49,7 @@ class Manifest:
 
 
 def canonical(value: Any) -> bytes:
-    """Return canonical JSON bytes of a plain value; floats that JSON lacks become the strings NaN, Infinity, -Infinity."""
+    """Return canonical JSON bytes of a value; floats that JSON lacks become the strings NaN, Infinity, -Infinity."""
     return json.dumps(
         _jsonable(value), ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
     ).encode()
@@ -70,7 +70,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def parse_json(stored: bytes, what: str) -> Any:
-    """Return the value of strict JSON bytes. Raises IntegrityError on duplicate keys, bare NaN, bad UTF-8 or bad syntax."""
+    """Return the value of strict JSON bytes. Raises IntegrityError on duplicate keys, bare NaN or bad syntax."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)

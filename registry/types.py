@@ -76,7 +76,7 @@ class DtypeCount(Value, frozen=True):
 
 
 class WeightsFacts(Value, frozen=True):
-    """What the weights of a bundle are; `bytes` counts tensor data without headers."""
+    """What the weights of a bundle are; `bytes` counts tensor data without headers, `architecture` is the config's."""
 
     format: str
     shards: int
@@ -85,10 +85,11 @@ class WeightsFacts(Value, frozen=True):
     bytes: int
     dtypes: dict[str, DtypeCount]
     tensor_digest: str | None = None
+    architecture: str | None = None
 
 
 class AdapterFacts(Value, frozen=True):
-    """What the adapter's config says of it; `variants` holds names such as `dora` or `rslora`."""
+    """What the adapter's config says of it; `variants` holds names such as `dora` or `rslora`, `task_type` is PEFT's."""
 
     peft_type: str
     rank: int | float | None = None
@@ -96,6 +97,7 @@ class AdapterFacts(Value, frozen=True):
     scaling: float | None = None
     targets: list[str] | str | None = None
     variants: list[str] = []
+    task_type: str | None = None
 
 
 class BaseFacts(Value, frozen=True):
