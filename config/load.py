@@ -1,0 +1,357 @@
+"""Read weighbridge.toml: every key checked, every fault listed with its line, nothing half-configured.
+
+On the start-up path of `registry ls`: what words a fault (line numbers, nearest keys) is imported only when there is
+one.
+"""
+
+import os
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from weighbridge.config import places, values
+from weighbridge.config.places import cache_dir, locate
+from weighbridge.config.settings import (
+    EMA,
+    LOGS,
+    MERGE,
+    MERGE_DTYPES,
+    MIRROR,
+    PATHS,
+    REMOTE_CODE,
+    STAGING,
+    UNKNOWN_LICENSE,
+    DaemonSettings,
+    RemoteSettings,
+    Settings,
+    WatchRule,
+)
+from weighbridge.config.values import Check, Fault
+from weighbridge.registry.errors import DeniedError, UsageError
+from weighbridge.registry.refs import shown
+
+__all__ = ["cache_dir", "load", "locate"]
+
+_SIZE_LIMIT: Final = 1 << 20
+
+DAEMON_KEYS: Final[dict[str, Check]] = {
+    "state": values.path,
+    "socket": values.socket_path,
+    "staging": values.choice(*STAGING),
+    "staging_max": values.positive_size,
+    "disk_reserve": values.size,
+    "workers": values.whole(1, 256),
+    "scan": values.positive_duration,
+    "quiet": values.duration,
+    "wait_limit": values.positive_duration,
+    "log": values.choice(*LOGS),
+}
+WATCH_KEYS: Final[dict[str, Check]] = {
+    "root": values.path,
+    "name": values.template,
+    "home": values.text,
+    "mirrors": values.words,
+    "publish": values.publish,
+    "best": values.metric,
+    "max_bytes": values.positive_size,
+    "min_interval": values.duration,
+    "backfill": values.flag,
+    "share": values.flag,
+    "merge": values.choice(*MERGE),
+    "merge_dtype": values.choice(*MERGE_DTYPES),
+    "ignore": values.patterns,
+    "ema": values.choice(*EMA),
+}
+REMOTE_KEYS: Final[dict[str, Check]] = {
+    "url": values.url,
+    "endpoint": values.endpoint,
+    "internal": values.flag,
+    "private": values.flag,
+    "paths": values.choice(*PATHS),
+    "unknown_license": values.choice(*UNKNOWN_LICENSE),
+    "deny_licenses": values.words,
+    "remote_code": values.choice(*REMOTE_CODE),
+    "max_age": values.duration,
+    "mirror": values.choice(*MIRROR),
+}
+TOP_KEYS: Final = ("daemon", "watch", "remotes")
+
+
+class Problem(NamedTuple):
+    """One fault of a configuration: where, what, and how to mend it; `near` are words that may have been meant."""
+
+    path: tuple[str | int, ...]
+    message: str
+    fix: str | None = None
+    word: str | None = None
+    near: tuple[str, ...] = ()
+
+
+def load(path: Path | str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings of a file, or of the one that `locate` finds, or the built-in ones where there is none.
+
+    Raises UsageError that names the file and, for each fault, key, line and nearest valid key; DeniedError when the
+    file may not be read.
+    """
+    given = os.environ if environ is None else environ
+    source = Path(path) if path is not None else locate(given)
+    if source is None:
+        return _settings({}, None, given, [])
+    return read_text(_read(source), source, given)
+
+
+def read_text(text: str, source: Path, environ: Mapping[str, str]) -> Settings:
+    """Return the settings of a configuration's text; `source` is the file it stands in, or is about to.
+
+    Raises UsageError as `load` does.
+    """
+    document = _parse(source, text)
+    problems: list[Problem] = []
+    settings = _settings(document, source, environ, problems)
+    if problems:
+        raise import_module("weighbridge.config.problems").as_error(source, text, problems)
+    return settings
+
+
+def _read(source: Path) -> str:
+    """Return the text of a file that nobody but its owner can change."""
+    try:
+        with open(source, "rb", opener=_at_once) as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            stored = stream.read(_SIZE_LIMIT + 1)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"the configuration {source} is not there", fix=f"registry init --path {source}", file=str(source)
+        ) from error
+    except PermissionError as error:
+        raise DeniedError(
+            f"the configuration {source} may not be read",
+            fix="run as a user who may, or name another file in WEIGHBRIDGE_CONFIG",
+            file=str(source),
+        ) from error
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise UsageError(f"the configuration {source} is no file", fix="name a file", file=str(source)) from error
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"the configuration {source} is no regular file", fix="name a file", file=str(source))
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        who = "everybody" if mode & stat.S_IWOTH else "its group"
+        raise UsageError(
+            f"the configuration {source} can be changed by {who}",
+            why=f"its mode is {stat.S_IMODE(mode):04o}; whoever can write it decides what leaves this machine",
+            fix=f"chmod go-w {source}",
+            file=str(source),
+        )
+    if len(stored) > _SIZE_LIMIT:
+        raise UsageError(
+            f"the configuration {source} is larger than 1 MiB", fix="name the right file", file=str(source)
+        )
+    try:
+        return stored.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = stored.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{source}, line {line}: not UTF-8", fix="save it as UTF-8", file=str(source), line=line
+        ) from error
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for the other end of a pipe; it is refused right after."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _parse(source: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise import_module("weighbridge.config.problems").not_toml(source, text, error) from error
+
+
+def _settings(
+    document: Mapping[str, Any], source: Path | None, environ: Mapping[str, str], problems: list[Problem]
+) -> Settings:
+    """Return settings, adding what is wrong to `problems`; they mean nothing when there are any."""
+    problems += [_unknown((key,), TOP_KEYS) for key in document if key not in TOP_KEYS]
+    daemon = _daemon(document, source, environ, problems)
+    remotes = _remotes(document, environ, problems)
+    watch = _watch(document, remotes, problems)
+    settings = Settings(daemon=daemon, watch=watch, remotes=remotes, source=source)
+    if not problems:
+        problems += _places(settings)
+    return settings
+
+
+def _daemon(
+    document: Mapping[str, Any], source: Path | None, environ: Mapping[str, str], problems: list[Problem]
+) -> DaemonSettings:
+    found = _section(document.get("daemon", {}), ("daemon",), DAEMON_KEYS, problems)
+    system = places.is_system(source)
+    state = Path(environ.get("WEIGHBRIDGE_STATE") or found.get("state") or places.state_dir(environ, system=system))
+    socket = environ.get("WEIGHBRIDGE_SOCKET") or found.get("socket")
+    found["state"] = state
+    found["socket"] = Path(socket) if socket else places.socket_path(environ, state, system=system)
+    return DaemonSettings(**found)
+
+
+def _remotes(
+    document: Mapping[str, Any], environ: Mapping[str, str], problems: list[Problem]
+) -> dict[str, RemoteSettings]:
+    tables = document.get("remotes", {})
+    if not isinstance(tables, dict):
+        problems.append(Problem(("remotes",), f"a table is expected, here is {values.kind(tables)}", "[remotes.team]"))
+        return {}
+    if not tables:
+        return {"local": RemoteSettings(name="local", url=places.embedded_remote(environ))}
+    remotes: dict[str, RemoteSettings] = {}
+    for name, table in tables.items():
+        at = ("remotes", name)
+        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or len(name) > 64:
+            problems.append(Problem(at, "a remote's name has letters, digits, '-' and '_' only", "choose such a name"))
+        elif isinstance(table, dict) and "url" not in table:
+            problems.append(Problem(at, "'url' is missing", 'add url = "/absolute/folder", "s3://..." or "hf://..."'))
+        found = _section(table, at, REMOTE_KEYS, problems)
+        remotes[name] = remote_settings(name, found.pop("url", "/"), found)
+        _check_remote(remotes[name], found, problems)
+    return remotes
+
+
+def remote_settings(name: str, url: str, given: Mapping[str, Any] | None = None) -> RemoteSettings:
+    """Return a remote's settings with what its scheme defaults to.
+
+    A directory and S3 are taken as the team's own: private paths are kept, an unknown licence is a warning. The Hub is
+    somebody else's house, also where a repository is private: paths are rewritten, an unknown licence blocks, and it
+    blocks on every remote that is public.
+    """
+    found = dict(given or {})
+    hub = url.startswith("hf://")
+    internal = found.setdefault("internal", not hub)
+    private = found.setdefault("private", True)
+    found.setdefault("paths", "keep" if internal else "rewrite")
+    found.setdefault("unknown_license", "block" if hub or not private else "warn")
+    return RemoteSettings(name=name, url=url, **found)
+
+
+def _check_remote(remote: RemoteSettings, given: Mapping[str, Any], problems: list[Problem]) -> None:
+    at = ("remotes", remote.name)
+    if remote.endpoint and not remote.url.startswith("s3://"):
+        problems.append(Problem((*at, "endpoint"), "only s3:// remotes have an endpoint", "remove the line"))
+    if given.get("internal") is False and remote.paths == "keep":
+        problems.append(
+            Problem(
+                (*at, "paths"),
+                "'keep' contradicts internal = false, which says that private paths may not be kept",
+                'write paths = "rewrite" or internal = true',
+            )
+        )
+
+
+def _watch(
+    document: Mapping[str, Any], remotes: Mapping[str, RemoteSettings], problems: list[Problem]
+) -> tuple[WatchRule, ...]:
+    tables = document.get("watch", [])
+    if not isinstance(tables, list):
+        problems.append(Problem(("watch",), "an array of tables is expected", "write [[watch]] with two brackets"))
+        return ()
+    rules = []
+    for number, table in enumerate(tables):
+        at = ("watch", number)
+        found = _section(table, at, WATCH_KEYS, problems)
+        if isinstance(table, dict) and "root" not in table:
+            problems.append(Problem(at, "'root' is missing", 'add root = "/absolute/folder"'))
+        if isinstance(table, dict) and "home" not in table:
+            found["home"] = next(iter(remotes), "")
+            if len(remotes) > 1:
+                problems.append(Problem(at, "'home' is missing and there are several remotes", _home_fix(remotes)))
+        found.setdefault("root", Path("/"))
+        rule = WatchRule(**found)
+        _check_targets(rule, at, remotes, problems)
+        rules.append(rule)
+    return tuple(rules)
+
+
+def _home_fix(remotes: Mapping[str, RemoteSettings]) -> str:
+    return f'add home = "NAME", one of: {", ".join(remotes)}'
+
+
+def _check_targets(
+    rule: WatchRule, at: tuple[str | int, ...], remotes: Mapping[str, RemoteSettings], problems: list[Problem]
+) -> None:
+    """Every remote a rule names is there, and no mirror is the home."""
+    for key, name in (("home", rule.home), *(("mirrors", mirror) for mirror in rule.mirrors)):
+        if name not in remotes and remotes:
+            problems.append(
+                Problem(
+                    (*at, key),
+                    f"there is no remote '{shown(name[:80])}'",
+                    f"name one of: {', '.join(remotes)}",
+                    name,
+                    tuple(remotes),
+                )
+            )
+    if rule.home in rule.mirrors:
+        problems.append(
+            Problem((*at, "mirrors"), f"'{shown(rule.home[:80])}' is the home already", "remove it from mirrors")
+        )
+
+
+def _section(
+    table: Any, at: tuple[str | int, ...], checks: Mapping[str, Check], problems: list[Problem]
+) -> dict[str, Any]:
+    """Return the parsed values of one table."""
+    if not isinstance(table, dict):
+        problems.append(Problem(at, f"a table is expected, here is {values.kind(table)}"))
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        check = checks.get(key)
+        if check is None:
+            problems.append(_unknown((*at, key), tuple(checks)))
+            continue
+        try:
+            found[key] = check(value)
+        except values.Choice as fault:
+            problems.append(Problem((*at, key), fault.message, fault.fix, fault.word, fault.words))
+        except Fault as fault:
+            problems.append(Problem((*at, key), fault.message, fault.fix))
+    return found
+
+
+def _unknown(path: tuple[str | int, ...], known: tuple[str, ...]) -> Problem:
+    word = str(path[-1])
+    return Problem(path, "unknown key", f"the keys here are: {', '.join(known)}", word, known)
+
+
+def _places(settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for each root that lies in another, and for state or a directory remote in or around a root.
+
+    Compared by real path, so that a link cannot hide it: a watched folder is never written to, and what is published
+    must not be found again as a run.
+    """
+    watched = [(rule.root, os.path.realpath(rule.root)) for rule in settings.watch]
+    state = settings.daemon.state
+    for number, (root, real) in enumerate(watched):
+        at = ("watch", number, "root")
+        for other, other_real in watched[:number]:
+            if _nested(real, other_real):
+                yield Problem(
+                    at, f"{root} and {other} lie inside each other", "watch the outer one only, or split them"
+                )
+        if _inside(os.path.realpath(state), real):
+            yield Problem(at, f"the state folder {state} lies inside it", "move state to a folder of its own")
+        for remote in settings.remotes.values():
+            if remote.url.startswith("/") and _nested(os.path.realpath(remote.url), real):
+                yield Problem(
+                    ("remotes", remote.name, "url"),
+                    f"{remote.url} and the watched {root} lie inside each other",
+                    "keep published versions outside the watched folders",
+                )
+
+
+def _nested(one: str, other: str) -> bool:
+    return _inside(one, other) or _inside(other, one)
+
+
+def _inside(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith(outer.rstrip("/") + "/")

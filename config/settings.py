@@ -1,0 +1,91 @@
+"""What the configuration says, as frozen values; every key of weighbridge.toml with its default.
+
+On the start-up path of `registry ls`: no msgspec, no dataclasses. Only the two top programs load settings; everything
+below them is handed the values it needs.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+KB: Final = 1000
+MB: Final = 1000 * KB
+GB: Final = 1000 * MB
+MINUTE: Final = 60.0
+HOUR: Final = 60 * MINUTE
+
+STAGING: Final = ("auto", "reflink", "copy", "direct")
+LOGS: Final = ("json", "text")
+PUBLISH: Final = ("best", "last", "all", "manual")
+MERGE: Final = ("never", "best", "last", "all")
+MERGE_DTYPES: Final = ("bf16", "f16", "f32")
+EMA: Final = ("keep", "prefer", "drop")
+PATHS: Final = ("keep", "rewrite", "block")
+UNKNOWN_LICENSE: Final = ("note", "warn", "block")
+REMOTE_CODE: Final = ("block", "allow")
+MIRROR: Final = ("all", "latest-only")
+PLACEHOLDERS: Final = ("project", "run")
+"""What a name template may use: the first folder under the watch root, and the run's folder."""
+
+DEFAULT_IGNORE: Final = ("wandb/", "*.tmp", "tmp-*")
+
+
+class DaemonSettings(NamedTuple):
+    """The `[daemon]` table; sizes in bytes, times in seconds."""
+
+    state: Path
+    socket: Path
+    staging: str = "auto"
+    staging_max: int = 200 * GB
+    disk_reserve: int = 20 * GB
+    workers: int = 2
+    scan: float = 30.0
+    quiet: float = 60.0
+    wait_limit: float = 24 * HOUR
+    log: str = "json"
+
+
+class WatchRule(NamedTuple):
+    """One `[[watch]]` table; `root` is absolute and as written, `home` and `mirrors` name remotes."""
+
+    root: Path
+    name: str = "{project}-{run}"
+    home: str = "local"
+    mirrors: tuple[str, ...] = ()
+    publish: tuple[str, ...] | None = None
+    """("all",), ("manual",), or of "best" and "last"; None: all adapters up to 1 GB, best + last for full models."""
+    best: str | None = None
+    """`metric:min` or `metric:max`."""
+    max_bytes: int | None = None
+    min_interval: float = 0.0
+    backfill: bool = False
+    share: bool = False
+    merge: str = "never"
+    merge_dtype: str = "bf16"
+    ignore: tuple[str, ...] = DEFAULT_IGNORE
+    ema: str = "keep"
+
+
+class RemoteSettings(NamedTuple):
+    """One `[remotes.NAME]` table; what a scheme defaults to is filled in by `load`."""
+
+    name: str
+    url: str
+    endpoint: str | None = None
+    internal: bool = True
+    private: bool = True
+    paths: str = "keep"
+    unknown_license: str = "warn"
+    deny_licenses: tuple[str, ...] = ()
+    remote_code: str = "block"
+    max_age: float = 60.0
+    mirror: str = "all"
+
+
+class Settings(NamedTuple):
+    """The whole configuration; `source` is the file it was read from, None for the built-in one."""
+
+    daemon: DaemonSettings
+    watch: tuple[WatchRule, ...]
+    remotes: Mapping[str, RemoteSettings]
+    source: Path | None
