@@ -25,6 +25,8 @@ class Properties(NamedTuple):
     """What was acknowledged survives a power loss."""
     parallel: int
     """Connections that pay off at the same time."""
+    hashes_stored: bool = False
+    """`upload` hashes on this machine the very bytes that it writes to the stored file, so none are read back."""
 
 
 class Stat(NamedTuple):

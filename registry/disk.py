@@ -1,0 +1,126 @@
+"""Durable files: what is acknowledged is on the disk, and every error of the operating system becomes words.
+
+The buffer that feeds a hash is the buffer that is written (`copy_hashing`); a folder is synced after a name in it
+changed (`sync_folder`), because otherwise the name is gone after a power loss though the bytes are there.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from weighbridge.registry import errors
+from weighbridge.registry.hashing import CHUNK
+from weighbridge.registry.refs import shown
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were just moved."""
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
+_LATER: Final = frozenset({errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.ETIMEDOUT})
+_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_GONE: Final = frozenset({errno.EIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV, errno.ENXIO})
+_SHAPE: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+
+
+def translate(error: OSError, what: str) -> errors.WeighbridgeError:
+    """Return the error that tells a person what failed, why and what to do; `what` is "cannot do this"."""
+    code = error.errno or 0
+    where = shown(str(error.filename)) if error.filename else "the file system"
+    why = f"{where}: {error.strerror or error}"
+    if code in _FULL:
+        return errors.DiskFullError(what, why=why, fix="free some space or raise the quota, then repeat", path=where)
+    if code == errno.EROFS:
+        return errors.DeniedError(what, why=why, fix="mount it with write permission, or choose another folder")
+    if code in _CLOSED:
+        return errors.DeniedError(what, why=why, fix="ask its owner for access (ls -ld shows who that is)")
+    if code in _LATER:
+        return errors.RetryableError(what, why=why, fix="repeat; where it goes on, look at the mount")
+    if code in _FILES:
+        return errors.RetryableError(what, why=why, fix="raise the limit of open files (ulimit -n)")
+    if code in _GONE:
+        return errors.UnreachableError(what, why=why, fix="look at the disk or the mount (dmesg), then repeat")
+    if code in _SHAPE:
+        return errors.ConflictError(what, why=why, fix="move away what is in the way: a file, a folder or a link")
+    if code == errno.ENAMETOOLONG:
+        return errors.UsageError(what, why=why, fix="use a shorter name")
+    return errors.WeighbridgeError(what, why=why)
+
+
+@contextmanager
+def speaking(what: str) -> Iterator[None]:
+    """Turn every OSError inside into the error of `translate`."""
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, what) from error
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Make the names inside a folder durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_source(path: str | os.PathLike[str]) -> int:
+    """Open a regular file for reading and return its descriptor; a link, pipe or device is refused. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EPERM, "not a regular file", os.fspath(path))
+    return descriptor
+
+
+def create_file(path: str | os.PathLike[str]) -> int:
+    """Create a file that nobody may write afterwards and return its descriptor, for us to fill. Raises OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
+
+
+def write_all(descriptor: int, body: bytes | memoryview) -> None:
+    """Write every byte; a short write goes on. Raises OSError."""
+    rest = memoryview(body)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def copy_hashing(source: int, target: int, *, limit: int, progress: Progress | None = None) -> tuple[int, str]:
+    """Copy between two descriptors and return (bytes, sha256) of what was written.
+
+    Stops behind `limit` bytes, so that a source that grows for ever cannot fill the disk. Raises OSError.
+    """
+    return _pass(source, target, limit, progress)
+
+
+def hash_open(descriptor: int, *, progress: Progress | None = None) -> tuple[int, str]:
+    """Return (bytes, sha256) of an open file from its current position on. Raises OSError."""
+    return _pass(descriptor, None, None, progress)
+
+
+def _pass(source: int, target: int | None, limit: int | None, progress: Progress | None) -> tuple[int, str]:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(CHUNK))
+    total = 0
+    os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    while count := os.readv(source, [buffer]):
+        digest.update(buffer[:count])
+        if target is not None:
+            write_all(target, buffer[:count])
+        total += count
+        if progress is not None:
+            progress(count)
+        if limit is not None and total > limit:
+            break
+    return total, digest.hexdigest()
+
+
+def free_bytes(path: str | os.PathLike[str]) -> int:
+    """Return the bytes that an ordinary user may still write where `path` lies. Raises OSError."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

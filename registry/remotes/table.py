@@ -1,0 +1,55 @@
+"""Which scheme is which remote. A factory is imported when its scheme is used, so that nobody pays for the others."""
+
+import importlib
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Final, cast
+
+from weighbridge.registry import errors
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.remotes.wrappers import Retrying
+
+TABLE: Final = {
+    "file": "weighbridge.registry.remotes.directory:open_directory",
+    "memory": "weighbridge.registry.remotes.memory:open_memory",
+}
+"""Scheme -> "module:factory"; a factory takes the URL and an endpoint or None."""
+
+_LATER: Final = {"s3": "an S3 bucket", "hf": "a Hugging Face Hub organisation"}
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL; a plain path is a `file`. Raises UsageError for a scheme that no remote has."""
+    match = _SCHEME.match(url)
+    if not match:
+        if not url.strip():
+            raise errors.UsageError("a remote needs a URL", fix="write a path, or file:///path")
+        return "file"
+    scheme = match[1].lower()
+    if scheme in _LATER:
+        raise errors.UsageError(
+            f"'{shown(url)}' cannot be used yet",
+            why=f"{_LATER[scheme]} as a remote comes with a later version",
+            fix="use a folder: /path or file:///path",
+        )
+    if scheme not in TABLE:
+        near = get_close_matches(scheme, [*TABLE, *_LATER], 1)
+        raise errors.UsageError(
+            f"'{shown(url)}' is no remote",
+            why=f"nothing is known of '{shown(scheme)}'; schemes are {', '.join([*TABLE, *_LATER])}",
+            fix=f"did you mean {near[0]}://?" if near else "write a path, or file:///path",
+        )
+    return scheme
+
+
+def open_remote(url: str, *, endpoint: str | None = None) -> Remote:
+    """Return the remote of a URL or path, with bounded retries around it. Connects to nothing yet.
+
+    Raises UsageError for a URL that is none.
+    """
+    module, _, factory = TABLE[scheme_of(url)].partition(":")
+    make = cast("Callable[[str, str | None], Remote]", getattr(importlib.import_module(module), factory))
+    return Retrying(make(url, endpoint))
