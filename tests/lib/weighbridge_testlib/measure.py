@@ -1,0 +1,68 @@
+"""What the measuring programs of benchmarks/ share: CPU of a command, figures of a process, one line of JSON."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Cost(NamedTuple):
+    """What one run of a command cost: CPU seconds of it and its children, wall seconds, exit code."""
+
+    cpu: float
+    wall: float
+    code: int
+
+
+def cost(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Cost:
+    """Run a command, its output thrown away, and return what it cost."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, env=env, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - begin, process.returncode)
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the CPU seconds a process and its ended children have used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / _TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def written_bytes(pid: int) -> dict[str, int]:
+    """Return what a process and its ended children wrote: by system calls, and to the disk."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    values = {key: int(value) for key, _, value in (line.partition(": ") for line in lines)}
+    return {"calls": values["wchar"], "disk": values["write_bytes"] - values["cancelled_write_bytes"]}
+
+
+def children(pid: int) -> list[int]:
+    """Return the living processes below a process."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *children(child)]
+    return found
+
+
+def report(benchmark: str, bars: Mapping[str, tuple[float, float]], **figures: Any) -> int:
+    """Print one line of JSON; `bars` maps a figure's name to (measured, most allowed). Return the exit code."""
+    kept = all(measured <= limit for measured, limit in bars.values())
+    line = {
+        "benchmark": benchmark,
+        "ok": kept,
+        "bars": {name: {"measured": round(measured, 4), "at_most": limit} for name, (measured, limit) in bars.items()},
+        **figures,
+    }
+    print(json.dumps(line, default=str))  # noqa: T201  the figures are the output
+    return 0 if kept else 1
