@@ -1,0 +1,136 @@
+"""What the reading commands read: the cached catalogue of one remote, refreshed when it is too old.
+
+On the start-up path of `ls` and `show`: what asks a remote is imported only when one has to be asked (`fresh`).
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry import catalog_read
+from weighbridge.registry.catalog_read import DAMAGE, View
+from weighbridge.registry.cli import context
+from weighbridge.registry.cli.output import Output, instant, span
+from weighbridge.registry.errors import NotFoundError, UnreachableError
+from weighbridge.registry.shell import load
+
+T = TypeVar("T")
+
+_FRESH = "weighbridge.registry.cli.fresh:refresh"
+
+
+class Shelf(NamedTuple):
+    """One remote's catalogue: where it is from, when it was true, and its rows."""
+
+    remote: RemoteSettings
+    view: View
+    registry: str
+    as_of: float
+    cached: bool
+    """It was read from the cache without asking the remote."""
+
+    def known(self) -> dict[str, Any]:
+        """Return what every JSON answer says of its source."""
+        return {"registry": self.registry, "remote": self.remote.name, "as_of": instant(self.as_of)}
+
+    def age(self) -> str:
+        """Return `as of 12s ago` for what was cached, else nothing."""
+        return f", as of {span(time.time() - self.as_of)} ago" if self.cached else ""
+
+
+def reading(chosen: RemoteSettings, out: Output, look: Callable[[Shelf], T], *, offline: bool = False) -> T:
+    """Return what `look` finds in a remote's catalogue.
+
+    The cache answers while it is young enough, and always with `offline`; else the remote is asked first. A remote that
+    does not answer leaves the cache to speak, with a warning; a damaged cache is thrown away and read anew, with a note.
+    Raises NotFoundError when nothing is cached and nobody may be asked, and what the remote raises.
+    """
+    shelf = _cached(chosen, out)
+    if shelf is not None and (offline or _young(shelf)):
+        try:
+            return look(shelf)
+        except DAMAGE as error:
+            discard(shelf, f"the cache was damaged and is read anew ({error})", out)
+        finally:
+            shelf.view.link.close()
+    elif shelf is not None:
+        shelf.view.link.close()
+    if offline:
+        raise NotFoundError(
+            f"nothing is known here of the remote '{chosen.name}'",
+            why="--offline asks nobody, and there is no sound cache",
+            fix="run it once without --offline",
+        )
+    try:
+        fresh: Shelf = load(_FRESH)(chosen, out)
+    except UnreachableError as error:
+        shelf = _cached(chosen, out)
+        if shelf is None:
+            raise
+        out.talk(f"warning: {error.what}; this was true {span(time.time() - shelf.as_of)} ago", "yellow")
+        fresh = shelf
+    try:
+        return look(fresh)
+    finally:
+        fresh.view.link.close()
+
+
+def discard(shelf: Shelf, note: str, out: Output) -> None:
+    """Throw a cache away."""
+    out.talk(note)
+    shelf.view.link.close()
+    load("weighbridge.registry.flow.sync:discard")(context.catalog_path(shelf.registry))
+
+
+def _cached(chosen: RemoteSettings, out: Output) -> Shelf | None:
+    """Open the cache of a remote, or return None when there is none that can be read."""
+    registry = context.known_registry(chosen)
+    if registry is None:
+        return None
+    path = context.catalog_path(registry)
+    if not os.path.exists(path):  # noqa: PTH110 - cheaper than a failed connection
+        return None
+    try:
+        link = catalog_read.open_file(path)
+    except DAMAGE as error:
+        out.talk(f"the cache was damaged and is read anew ({error})")
+        return None
+    try:
+        view = View(link)
+        row = view.registry()
+    except DAMAGE as error:
+        link.close()
+        out.talk(f"the cache was damaged and is read anew ({error})")
+        return None
+    if row["uuid"] != registry or row["refreshed_at"] is None:
+        link.close()
+        return None
+    return Shelf(chosen, view, registry, row["refreshed_at"], cached=True)
+
+
+def _young(shelf: Shelf) -> bool:
+    """Tell whether the cache may speak: younger than `max_age`, and nothing newer lies in the folder of a directory."""
+    if not 0 <= time.time() - shelf.as_of < shelf.remote.max_age:
+        return False
+    root = folder_of(shelf.remote.url)
+    if root is None:
+        return True
+    # The feed is dense, so one look says whether there is anything new; it costs less than knowing the age.
+    cursor = shelf.view.registry()["cursor"]
+    return not os.path.exists(f"{root}/catalog/feed/{cursor + 1:012d}.json")  # noqa: PTH110 - as above
+
+
+def folder_of(url: str) -> str | None:
+    """Return the folder behind the URL of a directory remote, None for any other."""
+    if "://" not in url:
+        return os.path.expanduser(url)  # noqa: PTH111 - on the start-up path
+    scheme, _, path = url.partition("://")
+    return path.removeprefix("localhost") if scheme == "file" else None
+
+
+def path_of(shelf: Shelf) -> Path:
+    """Return the file of a cache."""
+    return context.catalog_path(shelf.registry)

@@ -1,0 +1,118 @@
+"""What a command works with: its settings, the remote it was asked to use, and where its disposable cache lies.
+
+`ls` and `show` need settings and a cache path only, so nothing here opens or imports a remote before it is asked to.
+"""
+
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from weighbridge.config.load import load, remote_settings
+from weighbridge.config.places import cache_dir
+from weighbridge.config.settings import RemoteSettings, Settings
+from weighbridge.config.values import Fault
+from weighbridge.config.values import url as checked_url
+from weighbridge.registry.errors import UsageError
+from weighbridge.registry.refs import shown
+from weighbridge.registry.shell import load as attribute
+
+if TYPE_CHECKING:
+    from weighbridge.registry.remotes.protocol import Remote
+
+_UUID_LENGTH: Final = 64
+
+
+def settings(config: str | None = None) -> Settings:
+    """Return the settings that --config or the environment name."""
+    return load(config)
+
+
+def choose_remote(
+    settings: Settings, name: str | None = None, environ: Mapping[str, str] | None = None
+) -> RemoteSettings:
+    """Return the remote of a name or a URL, else that of WEIGHBRIDGE_REMOTE, of all watch rules, or the only one.
+
+    Raises UsageError that lists the remotes when the name is unknown or several could be meant.
+    """
+    given = name or (os.environ if environ is None else environ).get("WEIGHBRIDGE_REMOTE") or None
+    known = settings.remotes
+    if given is not None:
+        if given in known:
+            return known[given]
+        if "/" in given:
+            return _unnamed(given)
+        near = attribute("weighbridge.config.nearest:nearest")(given, known)
+        raise UsageError(
+            f"there is no remote '{shown(given[:80])}'",
+            why=f"did you mean '{near}'?" if near else f"{settings.source or 'the built-in configuration'} has none",
+            fix=f"--remote {near}" if near else f"name one of: {', '.join(known)}, or give a URL",
+        )
+    homes = {rule.home for rule in settings.watch} or set(known)
+    if len(homes) == 1:
+        return known[homes.pop()]
+    raise UsageError(
+        "several remotes could be meant",
+        why=f"{settings.source} has {', '.join(sorted(homes))}",
+        fix="name one with --remote, or set WEIGHBRIDGE_REMOTE",
+    )
+
+
+def _unnamed(url: str) -> RemoteSettings:
+    """Return the settings of a remote that is given as a URL or a path; a relative path is taken from here."""
+    try:
+        whole = checked_url(url if "://" in url else os.path.abspath(os.path.expanduser(url)))  # noqa: PTH100, PTH111
+    except Fault as fault:
+        raise UsageError(f"--remote: {fault.message}", fix=fault.fix) from fault
+    return remote_settings("url", whole)
+
+
+def open_remote(settings: Settings, name: str | None = None) -> tuple["Remote", RemoteSettings]:
+    """Return an open remote that repeats what failed for a moment, and its settings; the caller closes it."""
+    chosen = choose_remote(settings, name)
+    return connect(chosen), chosen
+
+
+def connect(remote: RemoteSettings) -> "Remote":
+    """Return an open remote of these settings; nothing is asked of it yet."""
+    opened: Remote = attribute("weighbridge.registry.remotes.table:open_remote")(remote.url, endpoint=remote.endpoint)
+    return opened
+
+
+def catalog_path(registry: str, environ: Mapping[str, str] | None = None) -> Path:
+    """Return the disposable catalogue cache of one registry, by its uuid."""
+    return cache_dir(os.environ if environ is None else environ) / "catalog" / f"{registry}.db"
+
+
+def known_registry(remote: RemoteSettings, environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the uuid of the registry that was last seen behind a remote, without asking it; None when never seen."""
+    try:
+        text = _memory(remote, environ).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    url, _, registry = text.rpartition("\n")
+    plain = registry.replace("-", "")
+    return registry if url == _ascii(remote.url) and plain.isalnum() and len(registry) <= _UUID_LENGTH else None
+
+
+def remember_registry(remote: RemoteSettings, registry: str, environ: Mapping[str, str] | None = None) -> None:
+    """Note which registry was seen behind a remote, for the next `known_registry`."""
+    place = _memory(remote, environ)
+    if known_registry(remote, environ) == registry:
+        return
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = place.with_name(f"{place.name}.{os.getpid()}")
+    fresh.write_text(f"{_ascii(remote.url)}\n{registry}\n", encoding="ascii")
+    fresh.replace(place)
+
+
+def _memory(remote: RemoteSettings, environ: Mapping[str, str] | None) -> Path:
+    """Return the file that remembers a remote: by URL, because a name means another place in another configuration."""
+    mark = f"{remote.url}\n{remote.endpoint or ''}".encode("utf-8", "surrogateescape")
+    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in remote.url)[-60:]
+    return cache_dir(os.environ if environ is None else environ) / "remotes" / f"{plain}.{zlib.crc32(mark):08x}"
+
+
+def _ascii(url: str) -> str:
+    return url.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,162 @@
+"""`registry ls`: names and versions, from the cached catalogue."""
+
+import time
+from typing import Any, Final
+
+import click
+
+from weighbridge.registry.catalog_read import SORTS, Row
+from weighbridge.registry.cli import context, options
+from weighbridge.registry.cli.catalogue import Shelf, reading
+from weighbridge.registry.cli.output import Column, Output, age, instant, short, size
+from weighbridge.registry.errors import NotFoundError, UsageError
+from weighbridge.registry.refs import shown
+from weighbridge.registry.shell import load
+
+SCHEMA: Final = "weighbridge/ls/1"
+KINDS: Final = ("adapter", "model", "quantized", "merged")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+COLUMNS: Final = (
+    Column("name", shrink=True),
+    Column("version", show=lambda n: f"v{n}"),
+    Column("tags", shrink=True),
+    Column("state", wide=True),
+    Column("owner", shrink=True),
+    Column("kind"),
+    Column("base", show=lambda base: "-" if base is None else str(base).rpartition("/")[2], shrink=True),
+    Column("license", shrink=True),
+    Column("checks"),
+    Column("step", right=True, wide=True),
+    Column("run", wide=True),
+    Column("where"),
+    Column("size", show=size, right=True),
+    Column("age", right=True),
+    Column("content", "DIGEST", show=short, wide=True),
+)
+
+
+@click.command("ls")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--all", "every", is_flag=True, help="Every version of every name, unfinished, void and withdrawn too.")
+@click.option("-n", "--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows, 0 for all [default: 50].")
+@click.option("--kind", type=click.Choice(KINDS), help="One kind only.")
+@click.option("--base", metavar="WORD", help="Only what has this word in its base model.")
+@click.option(
+    "--license", "licensed", metavar="WORD", help="Only what has this word in its licence; 'unknown' for none."
+)
+@click.option("--since", metavar="AGE", help="Only what is younger: 12h, 7d, or a date.")
+@click.option("--sort", metavar="KEY[:asc]", help=f"Order: {', '.join(SORTS)} [default: age].")
+@options.remote
+@options.offline
+@options.config
+@options.listing
+def ls(
+    *,
+    names: tuple[str, ...],
+    every: bool,
+    limit: int | None,
+    kind: str | None,
+    base: str | None,
+    licensed: str | None,
+    since: str | None,
+    sort: str | None,
+    remote: str | None,
+    offline: bool,
+    config: str | None,
+    out: Output,
+) -> None:
+    """List names and versions, the newest first.
+
+    Without NAME the latest version of each name; with NAMEs (patterns such as 'med*' too) all their versions.
+    """
+    chosen = context.choose_remote(context.settings(config), remote)
+    key, _, way = (sort or "age").partition(":")
+    if key not in SORTS or way not in {"", "asc", "desc"}:
+        raise UsageError(f"cannot sort by '{shown(key)}'", fix=f"--sort {'|'.join(SORTS)}, with :asc behind it or not")
+    # Ages grow downwards and names upwards: the order people mean when they say neither.
+    ascending = way == "asc" or (not way and key in {"name", "owner", "kind", "base"})
+    cut = 50 if limit is None and not every and out.fmt in {"table", "wide"} else limit or None
+    youngest = _moment(since) if since else None
+
+    def look(shelf: Shelf) -> None:
+        rows = shelf.view.listing(
+            names,
+            every=every,
+            kind=kind,
+            base=base,
+            licensed=licensed,
+            since=youngest,
+            sort=key,
+            ascending=ascending,
+            limit=None if cut is None else cut + 1,
+        )
+        more = cut is not None and len(rows) > cut
+        show(shelf, rows[:cut] if more else rows, names, out, more=more)
+
+    reading(chosen, out, look, offline=offline)
+
+
+def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, more: bool) -> None:
+    """Print rows and, for people, a line of totals."""
+    if not rows:
+        for name in names:
+            if not shelf.view.names(name):
+                raise NotFoundError(f"there is no name '{shown(name)}'", why=_near(name, shelf), fix="registry ls")
+    now = time.time()
+    told = [public(row, shelf.remote.name) for row in rows]
+    if out.as_json or out.fmt == "name":
+        out.rows(told, COLUMNS, schema=SCHEMA, into="versions", extra=shelf.known())
+        return
+    for row, seen in zip(told, rows, strict=True):
+        row["age"] = age(seen["created_at"], now)
+    out.rows(told, COLUMNS, schema=SCHEMA, into="versions")
+    totals = shelf.view.registry()
+    line = f"{_count(totals['names'], 'name')}, {_count(totals['versions'], 'version')}, {size(totals['bytes'])}"
+    out.talk(f"{line} on {shelf.remote.name}{shelf.age()}", "dim")
+    if more:
+        out.talk("there is more: -n 0 for all, --all for every version, or name one", "dim")
+
+
+def public(row: Row, where: str) -> dict[str, Any]:
+    """Return a row as JSON shows it."""
+    return {
+        "ref": f"{row['name']}@v{row['n']}",
+        "name": row["name"],
+        "version": row["n"],
+        "state": row["state"],
+        "tags": row["tags"],
+        "kind": row["kind"],
+        "base": row["base"],
+        "license": row["license"],
+        "checks": row["worst"] or ("ok" if row["state"] == "committed" else None),
+        "owner": row["owner"],
+        "size": row["size"],
+        "parameters": row["parameters"],
+        "run": row["run"],
+        "step": row["step"],
+        "content": row["content"],
+        "manifest_sha256": row["manifest"],
+        "created_at": instant(row["created_at"]),
+        "claimed_at": instant(row["claimed_at"]),
+        "where": [where],
+    }
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def _near(name: str, shelf: Shelf) -> str | None:
+    near = load("weighbridge.config.nearest:nearest")(name, shelf.view.names())
+    return f"did you mean '{near}'?" if near else None
+
+
+def _moment(text: str) -> float:
+    """Return the moment that `7d` or a date means. Raises UsageError."""
+    if text[-1:] in _UNITS and text[:-1].isdecimal():
+        return time.time() - int(text[:-1]) * _UNITS[text[-1]]
+    found: float | None = load("weighbridge.registry.times:seconds")(text)
+    if found is None:
+        raise UsageError(f"'{shown(text)}' is no age", fix="--since 12h, 7d, 8w, or a date such as 2026-11-29")
+    return found
