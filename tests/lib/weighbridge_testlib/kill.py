@@ -103,7 +103,7 @@ def points(log: str, root: Path) -> list[Point]:
         if str(root) in rest or (call == "write" and rest.startswith("1<")):
             for after in (False, True):
                 key = (call, counts[thread, call], after)
-                found.setdefault(key, Point(*key, rest[:200]))
+                found.setdefault(key, Point(*key, rest[:600]))
     return list(found.values())
 
 

@@ -1,7 +1,8 @@
-"""What the measuring programs of benchmarks/ share: CPU of a command, figures of a process, one line of JSON."""
+"""What measuring programs and proofs share: large weights, CPU of a command, figures of a process, a line of JSON."""
 
 import json
 import os
+import random
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,14 @@ def children(pid: int) -> list[int]:
         for child in map(int, (task / "children").read_text().split()):
             found += [child, *children(child)]
     return found
+
+
+def noise(seed: int, count: int, dtype: str = "F32") -> bytes:
+    """Return so many random values around 0.02 (F32 or BF16) as bytes: quick to make, and no NaN among them."""
+    width = {"F32": 4, "BF16": 2}[dtype]
+    raw = bytearray(random.Random(seed).randbytes(width * count))
+    raw[width - 1 :: width] = b"\x3c" * count
+    return bytes(raw)
 
 
 def report(benchmark: str, bars: Mapping[str, tuple[float, float]], **figures: Any) -> int:

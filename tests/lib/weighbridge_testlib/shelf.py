@@ -76,6 +76,7 @@ def facts(
             started_at=started_at,
             owner=owner,
             host="trainer-03",
+            history="training.json",
             **provenance,
         ),
         lineage=[LineageEdge(relation="adapter-of", ref=base)] if base else [],

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -139,12 +140,17 @@ class Yard:
                 [str(BIN / "registryd"), "run", *arguments], env=self.env, cwd=self.folder, stdout=stream, stderr=stream
             )
         try:
-            until(lambda: self.socket.exists() or process.poll() is not None, wait, "the daemon's socket")
+            until(lambda: self._answers() or process.poll() is not None, wait, "the daemon's socket")
             if process.poll() is not None:
                 raise BrokenError(f"the daemon ended with {process.returncode}: {self.log_tail()}")
             yield process
         finally:
             stop(process)
+
+    def _answers(self) -> bool:
+        """Tell whether somebody listens on the socket; the file alone may be left from a daemon that was killed."""
+        with socket.socket(socket.AF_UNIX) as link:
+            return link.connect_ex(str(self.socket)) == 0
 
     def log_tail(self, size: int = 2000) -> str:
         """Return the end of the daemon's log."""

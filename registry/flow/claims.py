@@ -1,0 +1,179 @@
+"""Reading the claims of a name: dense, chained by the sha256 of the claim before, each naming one content."""
+
+from collections.abc import Iterable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Literal
+
+import msgspec
+
+from weighbridge.registry import errors, layout, types
+from weighbridge.registry.flow import once
+from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.manifest import Manifest, parse, parse_json
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.protocol import Remote
+
+State = Literal["open", "committed", "void"]
+
+_SERIAL: Final = 4
+"""Claims that are read one after the other; more are worth threads."""
+
+
+class Claimed(types.Value, frozen=True):
+    """A number that is bound to our content: the claim, its sha256 as stored, and its store time.
+
+    `joined`: the claim was there before. `committed`: so was its decision.
+    """
+
+    claim: types.Claim
+    sha256: str
+    joined: bool
+    committed: bool
+    stored_at: str | None = None
+
+
+class Known(types.Value, frozen=True):
+    """What deciding about a name needs of one claim; claims never change, so this may be kept."""
+
+    n: int
+    sha256: str
+    content: str
+    derivation: str | None
+
+
+class _Head(msgspec.Struct):
+    """A claim without its manifest's text."""
+
+    schema: str
+    registry: str
+    name: str
+    n: int
+    content: str
+    prev: str | None
+    derivation: str | None = None
+    home: str | None = None
+
+
+_heads: Final = msgspec.json.Decoder(_Head)
+
+
+def manifest_of(claimed: Claimed) -> Manifest:
+    """Return the manifest that the claim holds; its bytes are those of the decision to come."""
+    return parse(claimed.claim.manifest.encode(), layout.manifest(claimed.claim.name, claimed.claim.n))
+
+
+def read_all(
+    remote: Remote, registry: types.Registry, name: str, known: MutableMapping[int, Known] | None = None
+) -> dict[int, Known]:
+    """Return every claim of a name by number; `known` saves reading again what was read before, and is filled.
+
+    Raises IntegrityError naming a claim that is damaged or missing: without it nobody could tell whether a content has
+    a number already. Raises NameTakenError when the name is at home in another registry.
+    """
+    kept = known if known is not None else {}
+    last = max(kept, default=0)
+    # The last one known is listed and read again: a remote that was set back must not be trusted to go on from there.
+    after = layout.claim(name, last - 1) if last > 1 else None
+    numbers = []
+    for found in remote.list(layout.claims(name), after=after):
+        place = layout.claim_number(found.key)
+        if place is not None:
+            numbers.append(place[1])
+    if last and last not in numbers:
+        kept.clear()
+        return read_all(remote, registry, name, kept)
+    bodies = _read(remote, name, numbers)
+    for n, stored in zip(numbers, bodies, strict=True):
+        again = kept.get(n)
+        if again is not None:
+            if again.sha256 != sha256_bytes(stored):
+                kept.clear()
+                return read_all(remote, registry, name, kept)
+            continue
+        kept[n] = examine(stored, registry, name, n, kept.get(n - 1))
+    return dict(kept)
+
+
+def examine(stored: bytes, registry: types.Registry, name: str, n: int, before: Known | None) -> Known:
+    """Return what counts of a claim as stored, after checking its place in the chain.
+
+    Raises IntegrityError, NameTakenError.
+    """
+    key = layout.claim(name, n)
+    try:
+        head = _heads.decode(stored)
+    except msgspec.MsgspecError as error:
+        raise _damaged(key, str(error)) from error
+    if head.schema != types.SCHEMA_CLAIM or (head.name, head.n) != (name, n):
+        raise _damaged(key, f"it says {shown(head.schema)}, {shown(head.name)} and number {head.n}")
+    if head.registry != registry.registry or head.home not in {None, registry.registry}:
+        raise errors.NameTakenError(
+            f"{name} belongs to another registry",
+            why=f"{key} was written for registry {shown(head.home or head.registry)}, this one is {registry.registry}",
+            fix="publish to the home of the name, or choose another name",
+        )
+    if n > 1 and before is None:
+        raise _damaged(layout.claim(name, n - 1), f"it is missing, though {key} is there")
+    if head.prev != (before.sha256 if before else None):
+        raise _damaged(layout.claim(name, n - 1) if before else key, f"its sha256 is not the one in {key}")
+    return Known(n=n, sha256=sha256_bytes(stored), content=head.content, derivation=head.derivation)
+
+
+def load(remote: Remote, name: str, known: Known) -> tuple[types.Claim, bytes]:
+    """Return one claim whole, and as stored. Raises IntegrityError unless it is what was read before."""
+    key = layout.claim(name, known.n)
+    stored = remote.read(key)
+    if sha256_bytes(stored) != known.sha256:
+        raise _damaged(key, "it changed between two looks")
+    return decode(stored, key), stored
+
+
+def decode(stored: bytes, key: str) -> types.Claim:
+    """Return the claim in these bytes. Raises IntegrityError, also when its content is not its manifest's."""
+    try:
+        claim = msgspec.convert(parse_json(stored, key), types.Claim)
+    except msgspec.ValidationError as error:
+        raise _damaged(key, str(error)) from error
+    if parse(claim.manifest.encode(), f"the manifest in {key}").content != claim.content:
+        raise _damaged(key, "its content is not that of its manifest")
+    return claim
+
+
+def state(remote: Remote, claim: types.Claim) -> tuple[State, Void | None]:
+    """Return how a claim ended, or that it is open. Raises IntegrityError when the decision is not the claim's."""
+    key = layout.manifest(claim.name, claim.n)
+    stored = once.look(remote, key)
+    if stored is None:
+        return "open", None
+    return judge(stored, claim)
+
+
+def judge(stored: bytes, claim: types.Claim) -> tuple[State, Void | None]:
+    """Return what a decision as stored says of its claim. Raises IntegrityError when it is not the claim's."""
+    key = layout.manifest(claim.name, claim.n)
+    if stored == claim.manifest.encode():
+        return "committed", None
+    found = decided(stored, key)
+    if isinstance(found, Void):
+        return "void", found
+    raise errors.IntegrityError(
+        f"{key} is damaged",
+        why="it is not the manifest that was claimed",
+        fix=f"registry verify {claim.name}@v{claim.n}",
+    )
+
+
+def _read(remote: Remote, name: str, numbers: Iterable[int]) -> list[bytes]:
+    keys = [layout.claim(name, n) for n in numbers]
+    workers = min(remote.properties.parallel, len(keys))
+    if len(keys) <= _SERIAL or workers < 2:
+        return [remote.read(key) for key in keys]
+    with ThreadPoolExecutor(workers, thread_name_prefix="claims") as pool:
+        return list(pool.map(remote.read, keys))
+
+
+def _damaged(key: str, why: str) -> errors.IntegrityError:
+    return errors.IntegrityError(
+        f"{key} is damaged", why=why, fix="restore it from a copy of the remote; nothing is published meanwhile"
+    )

@@ -1,0 +1,131 @@
+"""The decision comes last: `manifest.json` with the claim's exact bytes, or the void (PROTOCOL section 3, W4)."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from weighbridge.registry import errors, layout, types
+from weighbridge.registry.flow import feed, once
+from weighbridge.registry.flow.claims import Claimed, judge, manifest_of
+from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.manifest import Manifest, canonical
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.times import spelled
+
+_PROOFS: Final = ("sha256-server", "sha256-read")
+
+
+def decide(remote: Remote, remote_name: str, claimed: Claimed, verified: Mapping[str, str]) -> types.Receipt:
+    """Commit a claim whose files are all in place and return the receipt. Doing it twice is harmless.
+
+    `verified` names the level at which each file was compared (`upload`). Raises IntegrityError for a file that is
+    missing or was not compared, ForeignBytesError for one that is not listed, VoidedError when the number was given up.
+    """
+    claim = claimed.claim
+    manifest = manifest_of(claimed)
+    unproven = [f.path for f in manifest.files if verified.get(f.path) not in _PROOFS]
+    if unproven:
+        raise errors.IntegrityError(
+            f"{shown(unproven[0])} was not compared with its record", why="size alone is no proof", fix="upload again"
+        )
+    try:
+        _check_set(remote, claim, manifest)
+    except errors.IntegrityError:
+        refuse_void(remote, claim)  # whoever gave the number up removed the files as well
+        raise
+    key = layout.manifest(claim.name, claim.n)
+    if once.create(remote, key, manifest.stored) is not None:
+        refuse_void(remote, claim)
+    return receipt(remote, remote_name, claimed, verified)
+
+
+def refuse_void(remote: Remote, claim: types.Claim) -> None:
+    """Raise VoidedError when a number was given up. Raises IntegrityError when its decision is not the claim's."""
+    stored = once.look(remote, layout.manifest(claim.name, claim.n))
+    _, given_up = (None, None) if stored is None else judge(stored, claim)
+    if given_up is not None:
+        raise errors.VoidedError(
+            f"{claim.name}@v{claim.n} was given up before it was committed",
+            why=f"{shown(given_up.reason)} ({shown(given_up.by)})",
+            fix="publish again: the content gets a new number",
+        )
+
+
+def receipt(
+    remote: Remote, remote_name: str, claimed: Claimed, verified: Mapping[str, str] | None = None
+) -> types.Receipt:
+    """Return the receipt of a committed version. Without `verified` the files are compared by size alone.
+
+    Raises IntegrityError when a file is missing or of another size.
+    """
+    claim = claimed.claim
+    manifest = manifest_of(claimed)
+    if verified is None:
+        _check_set(remote, claim, manifest)
+    levels = set(verified.values()) if verified else {"size"}
+    return types.Receipt(
+        remote=remote_name,
+        name=claim.name,
+        n=claim.n,
+        content=claim.content,
+        manifest_sha256=manifest.digest,
+        location=f"{remote.url.rstrip('/')}/{layout.version(claim.name, claim.n)}",
+        committed_at=spelled(remote.stat(layout.manifest(claim.name, claim.n)).modified),
+        verified=max(levels, key=["sha256-server", "sha256-read", "size"].index),
+        files={file.path: file.sha256 for file in manifest.files},
+        joined=claimed.joined,
+    )
+
+
+def void(remote: Remote, registry: types.Registry, name: str, n: int, *, reason: str, by: str) -> None:
+    """Give up a number that nobody committed, tell the team, and remove what was uploaded under it.
+
+    Voiding twice is harmless. Raises ConflictError when the version is committed, MissingError without a claim.
+    """
+    remote.stat(layout.claim(name, n))
+    body = canonical({"void": reason, "by": by})
+    stored = once.create(remote, layout.manifest(name, n), body)
+    if stored is not None and not isinstance(decided(stored, layout.manifest(name, n)), Void):
+        raise errors.ConflictError(
+            f"{name}@v{n} is committed", why="its manifest is there", fix=f"registry tag or withdraw {name}@v{n}"
+        )
+    clear_void(remote, name, n)
+    feed.announce(remote, registry, [feed.void_entry(name, n, stored or body)])
+
+
+def clear_void(remote: Remote, name: str, n: int) -> int:
+    """Remove what was uploaded under a number that was given up, and return how many files that were.
+
+    No reader can see them. A writer that still runs is refused at its decision, and clears up in the same way.
+    """
+    key = layout.manifest(name, n)
+    if not isinstance(decided(remote.read(key), key), Void):
+        raise errors.ConflictError(f"{name}@v{n} is committed", why="only what was given up is cleared")
+    left = [found.key for found in remote.list(layout.version(name, n)) if found.key != key]
+    # Weights last, as a loader that knows no manifest must not find a config beside half the weights.
+    for leftover in sorted(left, key=lambda k: (k.endswith(".safetensors"), k)):
+        remote.delete(leftover)
+    return len(left)
+
+
+def _check_set(remote: Remote, claim: types.Claim, manifest: Manifest) -> None:
+    """Compare the files that lie there with the manifest, by name and size."""
+    root = layout.version(claim.name, claim.n)
+    there = {found.key.removeprefix(root): found.size for found in remote.list(root)}
+    for entry in manifest.files:
+        size = there.pop(entry.path, None)
+        if size != entry.size:
+            found = "missing" if size is None else f"{size} bytes long"
+            raise errors.IntegrityError(
+                f"{shown(entry.path)} of {claim.name}@v{claim.n} is {found}",
+                why=f"its manifest says {entry.size} bytes",
+                fix=f"registry verify {claim.name}@v{claim.n}",
+            )
+    foreign = sorted(set(there) - set(types.RENDERED_FILES))
+    if foreign:
+        raise errors.ForeignBytesError(
+            f"{shown(root + foreign[0])} is not in the manifest",
+            why="somebody put a file into the folder of a version",
+            fix="remove it if it is nobody's, then repeat",
+            files=foreign,
+        )

@@ -1,0 +1,58 @@
+"""What `manifest.json` of a version says: the manifest that was claimed, or that the number was given up."""
+
+from weighbridge.registry import layout
+from weighbridge.registry.errors import IntegrityError, NotFoundError, WithdrawnError
+from weighbridge.registry.flow import once
+from weighbridge.registry.manifest import Manifest, parse, parse_json
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.types import Value
+
+
+class Void(Value, frozen=True):
+    """A number that was given up, why, and by whom."""
+
+    reason: str
+    by: str
+
+
+def decided(stored: bytes, what: str) -> Manifest | Void:
+    """Return the decision in these bytes. Raises IntegrityError when they are none."""
+    if b'"void"' in stored[:4096]:
+        document = parse_json(stored, what)
+        if isinstance(document, dict) and "schema" not in document:
+            reason, by = document.get("void"), document.get("by")
+            if not isinstance(reason, str) or by is None:
+                raise IntegrityError(f"{shown(what)} is damaged", why="it is neither a manifest nor a void")
+            return Void(reason=reason, by=by if isinstance(by, str) else str(by))
+    return parse(stored, what)
+
+
+def committed(remote: Remote, name: str, n: int) -> Manifest:
+    """Return the manifest of a committed version. Raises NotFoundError when it is open or void, WithdrawnError."""
+    return judged(remote, name, n, once.look(remote, layout.manifest(name, n)))
+
+
+def judged(remote: Remote, name: str, n: int, stored: bytes | None) -> Manifest:
+    """Return the manifest in a decision that was read, None standing for no object. Raises as `committed` does."""
+    key = layout.manifest(name, n)
+    if stored is None:
+        claimed = once.look(remote, layout.claim(name, n)) is not None
+        raise NotFoundError(
+            f"{name}@v{n} is not finished" if claimed else f"there is no {name}@v{n}",
+            why="its number is claimed, its files are still on their way" if claimed else None,
+            fix=f"registry ls {name} --all",
+        )
+    found = decided(stored, key)
+    if isinstance(found, Void):
+        raise NotFoundError(
+            f"{name}@v{n} was given up", why=f"{found.reason} (by {found.by})", fix=f"registry ls {name}"
+        )
+    if once.look(remote, layout.withdrawn(name, n)) is not None:
+        raise withdrawn(name, n)
+    return found
+
+
+def withdrawn(name: str, n: int) -> WithdrawnError:
+    """Return the error of a version that was taken back."""
+    return WithdrawnError(f"{name}@v{n} was withdrawn", why="its number stays taken", fix=f"registry ls {name}")

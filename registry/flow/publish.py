@@ -1,0 +1,193 @@
+"""From files to a committed version: stage, seal, claim, announce, upload, decide, announce (PROTOCOL section 3).
+
+`publish` runs the steps at once, for `registry push`; the daemon calls the same steps and keeps a record in between.
+Every step can be repeated after a crash, by anybody who has the bytes.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from weighbridge.registry import errors, layout, types
+from weighbridge.registry.flow import feed, once, papers
+from weighbridge.registry.flow import stage as staging
+from weighbridge.registry.flow.claim import claim
+from weighbridge.registry.flow.claims import Claimed, Known, manifest_of
+from weighbridge.registry.flow.decide import clear_void, decide, receipt
+from weighbridge.registry.flow.stage import Bundle, Mode, SourceFile
+from weighbridge.registry.flow.upload import upload
+from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.manifest import Manifest, parse, seal
+from weighbridge.registry.refs import check_name
+from weighbridge.registry.remotes.protocol import Progress, Remote
+
+Render = Callable[[Manifest, str, int], Mapping[str, bytes]]
+"""Gives README.md, and training.json where there is a history, of a version; they depend on its number."""
+
+NUMBERS_MAX: Final = 5
+"""Numbers that may be given up under our hands before something must be wrong."""
+
+UNTOLD: Final = 86_400.0
+"""Seconds after which a committed version is not announced again by whoever joins it."""
+
+
+class Candidate(types.Value, frozen=True):
+    """A sealed bundle that has no number yet; `manifest` is its text, `nonce` the name of its stage folder."""
+
+    name: str
+    kind: str
+    content: str
+    manifest: str
+    bundle: Bundle
+    nonce: str
+    derivation: str | None = None
+
+
+def prepare(
+    remote: Remote,
+    name: str,
+    files: Sequence[SourceFile],
+    facts: types.Facts,
+    *,
+    mode: Mode = "auto",
+    reserve: int = 0,
+    transform: Mapping[str, bytes] | None = None,
+    staging_folder: Path | None = None,
+    derivation: str | None = None,
+    progress: Progress | None = None,
+) -> Candidate:
+    """Stage and seal the files of one artifact for a name.
+
+    Where the remote has a stage of its own, the copy is already the one that is published. For others it lies in
+    `staging_folder`; without one, or when `auto` finds no room there, the files are read in place (direct). Raises
+    SourceChangedError, VanishedError, DiskFullError, UsageError.
+    """
+    check_name(name)
+    nonce = secrets.token_hex(16)
+    place = None if mode == "direct" else remote.stage(name, nonce)
+    own = place is not None
+    if place is None and mode != "direct" and staging_folder is not None:
+        place = staging_folder / nonce
+    try:
+        bundle = staging.stage(files, place, mode=mode, transform=transform, reserve=reserve, progress=progress)
+    except errors.DiskFullError:
+        if own or mode != "auto":
+            raise
+        bundle = staging.stage(files, None, mode="direct", transform=transform, progress=progress)
+    try:
+        manifest = seal(bundle.files, facts)
+    except errors.WeighbridgeError:
+        staging.discard(bundle)
+        raise
+    return Candidate(
+        name=name,
+        kind=manifest.kind,
+        content=manifest.content,
+        manifest=manifest.stored.decode(),
+        bundle=bundle,
+        nonce=nonce,
+        derivation=derivation,
+    )
+
+
+def sealed(candidate: Candidate) -> Manifest:
+    """Return the manifest of a candidate."""
+    return parse(candidate.manifest.encode(), f"the sealed manifest of {candidate.name}")
+
+
+def publish(
+    remote: Remote,
+    remote_name: str,
+    registry: types.Registry,
+    candidate: Candidate,
+    owner: types.Owner,
+    *,
+    render: Render | None = None,
+    people: str | None = None,
+    again: bool = False,
+    share: bool = True,
+    known: MutableMapping[int, Known] | None = None,
+    keep_stage: bool = False,
+    progress: Progress | None = None,
+) -> types.Receipt:
+    """Publish a candidate and return the receipt; a content that has a number already keeps it.
+
+    The card is rendered around `people`, the text people wrote, unless `render` makes it. The stage is removed
+    afterwards unless `keep_stage`; after an error it stays, for the next try. Raises what the steps raise: `claim`,
+    `upload`, `stage.recheck`, `decide`.
+    """
+    manifest = sealed(candidate)
+    feed_at: feed.Head | None = None
+    for _ in range(NUMBERS_MAX):
+        claimed = claim(
+            remote,
+            registry,
+            candidate.name,
+            manifest,
+            owner,
+            derivation=candidate.derivation,
+            again=again,
+            share=share,
+            known=known,
+        )
+        if claimed.committed:
+            done = receipt(remote, remote_name, claimed)
+            if needs_telling(remote, claimed):
+                feed.announce(remote, registry, [version_entry(remote, claimed)])
+            break
+        feed_at = feed_at or feed.head(remote, registry)
+        seq = feed.announce(remote, registry, [claim_entry(claimed)], known=feed_at)
+        feed_at = feed.Head(seq, feed_at.epoch)
+        n = claimed.claim.n
+        ours = manifest_of(claimed)
+        if render is None:
+            files: Mapping[str, bytes] = papers.render(remote, ours, candidate.name, n, people=people)
+        else:
+            files = render(ours, candidate.name, n)
+        try:
+            verified = upload(remote, claimed, candidate.bundle, files, progress)
+            if candidate.bundle.mode == "direct":
+                staging.recheck(candidate.bundle)
+            done = decide(remote, remote_name, claimed, verified)
+        except errors.VoidedError:
+            clear_void(remote, candidate.name, n)
+            continue
+        feed.announce(remote, registry, [version_entry(remote, claimed)], known=feed_at)
+        break
+    else:
+        raise errors.VoidedError(
+            f"{candidate.name} could not be published",
+            why=f"{NUMBERS_MAX} numbers were given up before they were committed",
+            fix="look who gives numbers up, then repeat",
+        )
+    if not keep_stage:
+        staging.discard(candidate.bundle)
+    return done
+
+
+def claim_entry(claimed: Claimed) -> types.FeedEntry:
+    """Return what the team is told of a claim; it is told before the decision can exist."""
+    return feed.claim_entry(claimed.claim, claimed.sha256, stored_at=claimed.stored_at)
+
+
+def version_entry(remote: Remote, claimed: Claimed) -> types.FeedEntry:
+    """Return what the team is told of a committed version, with the digest of the card as it lies there."""
+    name, n = claimed.claim.name, claimed.claim.n
+    card = once.look(remote, layout.version(name, n, "README.md"))
+    return feed.version_entry(
+        name,
+        n,
+        manifest_of(claimed),
+        card_sha256=None if card is None else sha256_bytes(card),
+        stored_at=claimed.stored_at,
+    )
+
+
+def needs_telling(remote: Remote, claimed: Claimed) -> bool:
+    """Return whether a version that was committed before may not be announced: its publisher can have died since.
+
+    Later, readers still find it: its claim was announced, and open claims are looked at.
+    """
+    decided = remote.stat(layout.manifest(claimed.claim.name, claimed.claim.n)).modified
+    return remote.now() - decided < UNTOLD

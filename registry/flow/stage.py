@@ -1,0 +1,449 @@
+"""Reading the source safely: bytes that are hashed are the bytes that are sent (PROTOCOL section 6).
+
+    reflink   a private clone, taken in one step by the file system and hashed afterwards; costs no space
+    copy      a private copy, hashed from the buffers that are written
+    direct    no copy: a hash pass now, an upload pass that hashes again and stops at the first difference
+
+In all three the whole set is looked at before and after; whatever changed in between stops the job before anything is
+visible. Nothing is ever written to the source's folder, not even a link.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from weighbridge.registry import disk, errors
+from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.refs import check_paths, shown
+from weighbridge.registry.remotes.protocol import Progress
+from weighbridge.registry.types import FileEntry, Value
+
+T = TypeVar("T")
+Mode = Literal["auto", "reflink", "copy", "direct"]
+
+SESSION: Final = secrets.token_hex(16)
+"""Names this process: what it hashed itself and nobody touched since need not be read again."""
+
+READERS: Final = 2
+"""Files read at the same time; hashing releases the interpreter lock, and the trainer needs the other cores."""
+
+_FICLONE: Final = 0x40049409
+_CHECK_EVERY: Final = 32 << 20
+"""Bytes after which the free space is looked at again."""
+
+_SMALL: Final = 8 << 20
+"""Bytes of a bundle that is not worth a thread."""
+
+
+class SourceFile(Value, frozen=True):
+    """A file to publish: bundle path, absolute real path, size and role.
+
+    Time and inode, where the scan gives them, tie the bytes that are staged to the file that was judged.
+    """
+
+    path: str
+    source: str
+    size: int
+    role: str
+    mtime_ns: int | None = None
+    ino: int | None = None
+
+
+class SourceStat(Value, frozen=True):
+    """What identifies the state of a file: any write changes one of these."""
+
+    path: str
+    source: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    ino: int
+
+
+class Bundle(Value, frozen=True):
+    """The files of one artifact, hashed. `place` is the stage folder, None in direct mode.
+
+    `inline` holds the bytes of replaced files in direct mode; `staged` the state of the staged files when `session`
+    hashed them.
+    """
+
+    place: str | None
+    mode: Literal["reflink", "copy", "direct"]
+    files: list[FileEntry]
+    sources: list[SourceStat]
+    inline: dict[str, bytes] = msgspec.field(default_factory=dict)
+    staged: list[SourceStat] = msgspec.field(default_factory=list)
+    session: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def stage(
+    files: Sequence[SourceFile],
+    place: Path | None,
+    *,
+    mode: Mode = "auto",
+    transform: Mapping[str, bytes] | None = None,
+    reserve: int = 0,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Hash the files of an artifact and, unless in direct mode, take a private and durable copy of them in `place`.
+
+    `place` is private to us and holds nothing else; after an error it is gone. `transform` gives bytes that replace a
+    file; `reserve` is the number of bytes that stay free on the disk. Raises SourceChangedError, VanishedError,
+    DiskFullError, and UsageError where a reflink is demanded and cannot be had.
+    """
+    replaced = dict(transform or {})
+    check_paths([file.path for file in files])
+    strangers = sorted(replaced.keys() - {file.path for file in files})
+    if strangers:
+        raise errors.UsageError(f"'{shown(strangers[0])}' cannot be replaced", why="it is not among the files")
+    before = [_look(file) for file in files]
+    if mode == "direct" or place is None:
+        bundle = _direct(files, before, replaced, progress)
+    else:
+        try:
+            bundle = _copied(files, before, replaced, place, mode=mode, reserve=reserve, progress=progress)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+    try:
+        recheck(bundle)
+    except errors.WeighbridgeError:
+        discard(bundle)
+        raise
+    return bundle
+
+
+def recheck(bundle: Bundle) -> None:
+    """Look at the whole source set again. Raises SourceChangedError or VanishedError, naming the file."""
+    for known in bundle.sources:
+        _same(known, _status(known.path, known.source))
+
+
+def discard(bundle: Bundle) -> None:
+    """Remove a bundle's stage folder; what was linked from it stays."""
+    if bundle.place is not None:
+        shutil.rmtree(bundle.place, ignore_errors=True)
+
+
+def ready(bundle: Bundle, entry: FileEntry, progress: Progress | None = None) -> Path:
+    """Return the file to upload for an entry, proven to be what was hashed.
+
+    A staged file that this process hashed and nobody touched since is believed; any other is read again. Raises
+    StageDamagedError. In direct mode the upload itself is the proof.
+    """
+    if bundle.place is None:
+        return Path(next(known.source for known in bundle.sources if known.path == entry.path))
+    path = Path(bundle.place, entry.path)
+    known = next((staged for staged in bundle.staged if staged.path == entry.path), None)
+    try:
+        if bundle.session == SESSION and known == _stat(entry.path, str(path), os.lstat(path)):
+            return path
+        descriptor = disk.open_source(path)
+        try:
+            found = disk.hash_open(descriptor, progress=progress)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _damaged(entry.path, str(error.strerror)) from error
+    if found != (entry.size, entry.sha256):
+        raise _damaged(entry.path, f"its sha256 is {found[1][:12]}, when it was staged it was {entry.sha256[:12]}")
+    return path
+
+
+# ----------------------------------------------------------------------------------------------------------- the modes
+
+
+def _direct(
+    files: Sequence[SourceFile],
+    before: Sequence[SourceStat],
+    replaced: Mapping[str, bytes],
+    progress: Progress | None,
+) -> Bundle:
+    watch = _Watch(progress)
+
+    def one(file: SourceFile, known: SourceStat) -> FileEntry:
+        if file.path in replaced:
+            return _entry_of(file, replaced[file.path])
+        descriptor = _open(known)
+        try:
+            with disk.speaking(f"cannot read {shown(known.source)}"):
+                size, digest = disk.hash_open(descriptor, progress=watch.moved)
+                _same(known, _stat(known.path, known.source, os.fstat(descriptor)))
+        finally:
+            os.close(descriptor)
+        return FileEntry(path=file.path, size=size, sha256=digest, role=file.role)
+
+    entries = _each(one, files, before, watch)
+    return Bundle(place=None, mode="direct", files=entries, sources=list(before), inline=dict(replaced))
+
+
+def _copied(
+    files: Sequence[SourceFile],
+    before: Sequence[SourceStat],
+    replaced: Mapping[str, bytes],
+    place: Path,
+    *,
+    mode: Mode,
+    reserve: int,
+    progress: Progress | None,
+) -> Bundle:
+    with disk.speaking(f"cannot stage in {shown(str(place))}"):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folders = _make_folders([file.path for file in files], place)
+        copied = [known for known in before if known.path not in replaced]
+        clone = mode != "copy" and _can_clone(copied, place)
+        if mode == "reflink" and not clone:
+            raise errors.UsageError(
+                f"{shown(str(place))} cannot hold reflinks of these files",
+                why="it lies on another file system, or on one that cannot share blocks",
+                fix='set staging = "copy" or "auto"',
+            )
+        watch = _Watch(progress, place, reserve)
+        watch.demand(sum(map(len, replaced.values())) + (0 if clone else sum(known.size for known in copied)))
+
+    def one(file: SourceFile, known: SourceStat) -> tuple[FileEntry, SourceStat]:
+        target = place / file.path
+        with disk.speaking(f"cannot stage {shown(file.path)}"):
+            descriptor = disk.create_file(target)
+            try:
+                if file.path in replaced:
+                    disk.write_all(descriptor, replaced[file.path])
+                    entry = _entry_of(file, replaced[file.path])
+                else:
+                    entry = _take(file, known, descriptor, clone=clone, moved=watch.moved)
+                os.fsync(descriptor)
+                return entry, _stat(file.path, str(target), os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
+
+    taken = _each(one, files, before, watch)
+    with disk.speaking(f"cannot stage in {shown(str(place))}"):
+        for folder in [*reversed(folders), place.parent]:
+            disk.sync_folder(folder)
+    return Bundle(
+        place=str(place),
+        mode="reflink" if clone else "copy",
+        files=[entry for entry, _ in taken],
+        sources=list(before),
+        staged=[staged for _, staged in taken],
+        session=SESSION,
+    )
+
+
+def _take(file: SourceFile, known: SourceStat, target: int, *, clone: bool, moved: Progress) -> FileEntry:
+    source = _open(known)
+    try:
+        if clone and known.size:
+            fcntl.ioctl(target, _FICLONE, source)
+            size, digest = disk.hash_open(target, progress=moved)
+        else:
+            size, digest = disk.copy_hashing(source, target, limit=known.size, progress=moved)
+        _same(known, _stat(known.path, known.source, os.fstat(source)))
+    finally:
+        os.close(source)
+    if size != known.size:
+        raise _changed(file.path, f"{size} bytes were read, it had {known.size}")
+    return FileEntry(path=file.path, size=size, sha256=digest, role=file.role)
+
+
+def _can_clone(copied: Sequence[SourceStat], place: Path) -> bool:
+    largest = max(copied, key=lambda known: known.size, default=None)
+    if largest is None or not largest.size:
+        return False
+    probe = place / f".{secrets.token_hex(8)}"
+    source = _open(largest)
+    try:
+        target = disk.create_file(probe)
+        try:
+            fcntl.ioctl(target, _FICLONE, source)
+        except OSError:
+            return False
+        finally:
+            os.close(target)
+            probe.unlink()
+    finally:
+        os.close(source)
+    return True
+
+
+def _make_folders(paths: Iterable[str], place: Path) -> list[Path]:
+    """Create the folders of a bundle and return all of them, each before those inside it."""
+    wanted = {place}
+    for path in paths:
+        wanted |= {place / parent for parent in Path(path).parents}
+    folders = sorted(wanted)
+    for folder in folders[1:]:
+        folder.mkdir(mode=0o700)
+    return folders
+
+
+def _each(
+    one: Callable[[SourceFile, SourceStat], T],
+    files: Sequence[SourceFile],
+    before: Sequence[SourceStat],
+    watch: "_Watch",
+) -> list[T]:
+    """Treat every file, large ones first and two at a time; after an error the others end at their next buffer."""
+    if len(files) < 2 or sum(known.size for known in before) < _SMALL:
+        return list(map(one, files, before))
+
+    def guarded(index: int) -> T:
+        try:
+            return one(files[index], before[index])
+        except BaseException:
+            watch.stopped = True
+            raise
+
+    order = sorted(range(len(files)), key=lambda i: -before[i].size)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="stage") as pool:
+        running = {i: pool.submit(guarded, i) for i in order}
+        try:
+            wait(running.values())
+        except BaseException:  # an interrupt ends the readers as well
+            watch.stopped = True
+            raise
+    failed = [error for run in running.values() if (error := run.exception()) is not None]
+    for error in sorted(failed, key=lambda e: isinstance(e, _GivenUpError)):
+        raise error
+    return [running[i].result() for i in range(len(files))]
+
+
+class _GivenUpError(Exception):
+    """Another file of the bundle failed; this one is not read to its end."""
+
+
+class _Watch:
+    """Counts bytes, passes them on, keeps the reserve free, and stops a reader when another one has failed."""
+
+    def __init__(self, progress: Progress | None, place: Path | None = None, reserve: int = 0) -> None:
+        self.stopped = False
+        self._progress = progress
+        self._place = place
+        self._reserve = reserve
+        self._since = 0
+        self._lock = threading.Lock()
+
+    def demand(self, needed: int) -> None:
+        """Raise DiskFullError when the disk would fall under its reserve."""
+        if self._place is None:
+            return
+        free = disk.free_bytes(self._place)
+        if free - needed < self._reserve:
+            raise errors.DiskFullError(
+                f"there is no room to stage in {shown(str(self._place))}",
+                why=f"{needed} bytes are needed, {free} are free and {self._reserve} of them are kept as a reserve",
+                fix="free some space, or lower disk_reserve",
+                needed=needed,
+                free=free,
+                reserve=self._reserve,
+            )
+
+    def moved(self, count: int) -> None:
+        """Take note of bytes that were read."""
+        if self.stopped:
+            raise _GivenUpError
+        with self._lock:
+            self._since += count
+            due = self._since >= _CHECK_EVERY
+            if due:
+                self._since = 0
+            if self._progress is not None:
+                self._progress(count)
+        if due:
+            self.demand(0)
+
+
+# ---------------------------------------------------------------------------------------------------------- the sources
+
+
+def _look(file: SourceFile) -> SourceStat:
+    found = _status(file.path, file.source)
+    if found.size != file.size:
+        raise _changed(file.path, f"it has {found.size} bytes, when it was judged it had {file.size}")
+    if file.mtime_ns not in {None, found.mtime_ns} or file.ino not in {None, found.ino}:
+        raise _changed(file.path, "it was written again since it was judged")
+    return found
+
+
+def _status(path: str, source: str) -> SourceStat:
+    try:
+        found = os.lstat(source)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise _changed(path, "it is not a regular file")
+    return _stat(path, source, found)
+
+
+def _stat(path: str, source: str, found: os.stat_result) -> SourceStat:
+    return SourceStat(
+        path=path,
+        source=source,
+        size=found.st_size,
+        mtime_ns=found.st_mtime_ns,
+        ctime_ns=found.st_ctime_ns,
+        ino=found.st_ino,
+    )
+
+
+def _open(known: SourceStat) -> int:
+    """Open a source and prove that it is still the file that was looked at."""
+    try:
+        descriptor = disk.open_source(known.source)
+    except OSError as error:
+        raise _unreadable(known.path, error) from error
+    try:
+        _same(known, _stat(known.path, known.source, os.fstat(descriptor)))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _same(known: SourceStat, now: SourceStat) -> None:
+    if known == now:
+        return
+    if known.ino != now.ino:
+        why = "another file is in its place"
+    elif known.size != now.size:
+        why = f"it had {known.size} bytes and has {now.size} now"
+    else:
+        why = "it was written, renamed or linked meanwhile"
+    raise _changed(known.path, why)
+
+
+def _unreadable(path: str, error: OSError) -> errors.WeighbridgeError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.ESTALE:
+        return errors.VanishedError(f"{shown(path)} is gone", why=f"{shown(str(error.filename))} went away")
+    if error.errno == errno.ELOOP:
+        return _changed(path, "it is a link now")
+    return disk.translate(error, f"cannot read {shown(path)}")
+
+
+def _changed(path: str, why: str) -> errors.SourceChangedError:
+    return errors.SourceChangedError(
+        f"{shown(path)} changed while it was read", why=why, fix="wait until its writer is done, then repeat"
+    )
+
+
+def _damaged(path: str, why: str) -> errors.StageDamagedError:
+    return errors.StageDamagedError(f"the staged copy of {shown(path)} is damaged", why=why, fix="stage it again")
+
+
+def _entry_of(file: SourceFile, body: bytes) -> FileEntry:
+    return FileEntry(path=file.path, size=len(body), sha256=sha256_bytes(body), role=file.role)

@@ -1,0 +1,124 @@
+"""Taking a version back: mark, announce, wait the grace, look at the tags again, delete payload only (PROTOCOL 3).
+
+Claims, manifests and marks stay for ever, so that a withdrawn content does not rise again from a folder that still
+stands, and nobody else gets its number.
+"""
+
+import secrets
+from typing import Final
+
+from weighbridge.registry import errors, layout, types
+from weighbridge.registry.flow import feed, once, tags
+from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.upload import order
+from weighbridge.registry.manifest import Manifest, canonical, parse_json
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.times import spelled
+
+GRACE: Final = 7 * 86_400.0
+"""Seconds from mark to deletion, by the store's clock: time to change one's mind and for readers to learn of it."""
+
+
+def withdraw(remote: Remote, registry: types.Registry, name: str, n: int, *, who: str, why: str | None) -> bool:
+    """Mark a committed version as withdrawn and tell the team; False when it was marked before.
+
+    From then on readers refuse it; its files are there until `purge`. Raises ConflictError while a tag points to it,
+    NotFoundError when there is no such version.
+    """
+    manifest = _committed(remote, name, n)
+    _refuse_tagged(remote, name, n)
+    key = layout.withdrawn(name, n)
+    body = canonical(
+        {
+            "schema": types.SCHEMA_WITHDRAWN,
+            "registry": registry.registry,
+            "name": name,
+            "n": n,
+            "content": manifest.content,
+            "who": who,
+            "when": spelled(remote.now()),
+            "why": why,
+            "nonce": secrets.token_hex(16),
+        }
+    )
+    stored = once.create(remote, key, body)
+    # Told again by whoever repeats it: the first one may have died in between.
+    feed.announce(remote, registry, [feed.withdrawn_entry(name, n, stored or body)])
+    return stored is None
+
+
+def purge(remote: Remote, name: str, n: int, *, grace: float = GRACE) -> int:
+    """Delete the payload of a version that was withdrawn at least `grace` seconds ago; return the bytes set free.
+
+    Raises NotFinishedError during the grace, ConflictError when a tag points to the version (the tag wins), and
+    NotFoundError when it was never withdrawn.
+    """
+    key = layout.withdrawn(name, n)
+    try:
+        marked = remote.stat(key)
+    except errors.MissingError as error:
+        raise errors.NotFoundError(
+            f"{name}@v{n} was not withdrawn", why="nothing is deleted without a mark", fix="withdraw it first"
+        ) from error
+    _parse_mark(remote.read(key), key, name, n)
+    age = remote.now() - marked.modified
+    if age < grace:
+        raise errors.NotFinishedError(
+            f"{name}@v{n} was withdrawn {max(0.0, age):.0f} s ago",
+            why=f"its files stay for {grace:.0f} s",
+            fix="repeat it then",
+            wait=grace - age,
+        )
+    manifest = _committed(remote, name, n)
+    _refuse_tagged(remote, name, n)
+    freed = 0
+    # The config goes first: a loader that knows no manifest then fails instead of loading a part.
+    for group in reversed(order(manifest.files)):
+        for entry in group:
+            place = layout.version(name, n, entry.path)
+            try:
+                freed += remote.stat(place).size
+            except errors.MissingError:
+                continue
+            remote.delete(place)
+    return freed
+
+
+def _committed(remote: Remote, name: str, n: int) -> Manifest:
+    key = layout.manifest(name, n)
+    stored = once.look(remote, key)
+    found = None if stored is None else decided(stored, key)
+    if found is None or isinstance(found, Void):
+        raise errors.NotFoundError(
+            f"there is no version {name}@v{n}",
+            why="its number was given up" if found else "nobody has committed it",
+            fix=f"registry ls {name}",
+        )
+    return found
+
+
+def _refuse_tagged(remote: Remote, name: str, n: int) -> None:
+    """Raise ConflictError when any tag of the name stands at this version."""
+    newest: dict[str, str] = {}
+    root = layout.tags(name)
+    for found in remote.list(root):
+        newest[found.key.removeprefix(root).partition("/")[0]] = found.key
+    for tag, key in newest.items():
+        if tags.parse(remote.read(key), key).to == n:
+            raise errors.ConflictError(
+                f"{name}@v{n} is tagged '{shown(tag)}'",
+                why="a tag wins over a withdrawal",
+                fix=f"move or remove the tag first: registry tag {name}:{tag}",
+                tag=tag,
+            )
+
+
+def _parse_mark(stored: bytes, key: str, name: str, n: int) -> None:
+    mark = parse_json(stored, key)
+    if (
+        not isinstance(mark, dict)
+        or mark.get("schema") != types.SCHEMA_WITHDRAWN
+        or (mark.get("name"), mark.get("n")) != (name, n)
+    ):
+        raise errors.IntegrityError(f"{shown(key)} is damaged", why="it is not the mark of this version")

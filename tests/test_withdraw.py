@@ -1,0 +1,190 @@
+"""Taking versions back, and giving up numbers that nobody finished."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weighbridge.registry import errors, layout
+from weighbridge.registry.flow import tags
+from weighbridge.registry.flow.claim import claim
+from weighbridge.registry.flow.collect import DEAD_AFTER, collect
+from weighbridge.registry.flow.feed import changes
+from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.flow.publish import publish, sealed
+from weighbridge.registry.flow.withdraw import GRACE, purge, withdraw
+from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.remotes.memory import MemoryRemote
+from weighbridge.registry.types import Receipt
+from weighbridge_testlib.audit import audit
+from weighbridge_testlib.faults import Call, Fault, Faulty
+from weighbridge_testlib.publishing import OTHER, OWNER, candidate, rendered
+from weighbridge_testlib.shelf import payload
+
+NAME = "medical-sft"
+
+
+class Place:
+    """A registry in memory with a clock that the test sets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.time = 1_800_000_000.0
+        self.remote = MemoryRemote(clock=lambda: self.time)
+        self.registry = open_registry(self.remote, create=True)
+        self.folder = folder
+
+    def publish(self, seed: int) -> Receipt:
+        """Publish a content."""
+        made = candidate(self.remote, self.folder / str(seed), seed=seed)
+        return publish(self.remote, "home", self.registry, made, OWNER, render=rendered)
+
+    def withdraw(self, n: int) -> bool:
+        """Take a version back."""
+        return withdraw(self.remote, self.registry, NAME, n, who="lw", why="wrong data")
+
+    def open(self, seed: int) -> int:
+        """Claim a number and leave it open."""
+        made = candidate(self.remote, self.folder / str(seed), seed=seed)
+        return claim(self.remote, self.registry, NAME, sealed(made), OTHER).claim.n
+
+    def told(self, kind: str) -> list[int | None]:
+        """Return the numbers the feed told of."""
+        return [e.n for part in changes(self.remote, 0).parts for e in part.entries if e.type == kind]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Return a registry with one version."""
+    place = Place(tmp_path)
+    place.publish(1)
+    return place
+
+
+def test_a_withdrawal_is_a_mark_that_the_team_hears_of(place: Place) -> None:
+    """The mark says who, when and why; files stay; the feed tells it; repeating it changes nothing."""
+    before = {s.key for s in place.remote.list("models/")}
+    assert place.withdraw(1) is True
+    assert place.withdraw(1) is False
+    key = layout.withdrawn(NAME, 1)
+    assert {s.key for s in place.remote.list("models/")} == before | {key}
+    mark = json.loads(place.remote.read(key))
+    assert {k: mark[k] for k in ("schema", "name", "n", "who", "why")} == {
+        "schema": "weighbridge/withdrawn/1", "name": NAME, "n": 1, "who": "lw", "why": "wrong data",
+    }  # fmt: skip
+    assert mark["registry"] == place.registry.registry
+    assert mark["when"] == "2027-01-15T08:00:00.000Z"
+    assert place.told("withdrawn") == [1, 1]
+    (entry, _) = [e for p in changes(place.remote, 0).parts for e in p.entries if e.type == "withdrawn"]
+    assert entry.sha256 == sha256_bytes(place.remote.read(key))
+
+
+def test_the_payload_goes_after_the_grace(place: Place) -> None:
+    """Deletion needs a mark and patience; card, manifest, claim and mark stay for ever, and the config goes first."""
+    with pytest.raises(errors.NotFoundError, match="not withdrawn"):
+        purge(place.remote, NAME, 1)
+    place.withdraw(1)
+    with pytest.raises(errors.NotFinishedError) as caught:
+        purge(place.remote, NAME, 1)
+    assert caught.value.data["wait"] == pytest.approx(GRACE)
+    place.time += GRACE
+    faulty = Faulty(place.remote)
+    assert purge(faulty, NAME, 1) == sum(map(len, payload(1).values()))
+    deleted = [c.key.rpartition("/")[2] for c in faulty.calls if c.method == "delete"]
+    assert deleted == ["adapter_config.json", "tokenizer.json", "adapter_model.safetensors"]
+    assert [s.key for s in place.remote.list(layout.version(NAME, 1))] == [
+        layout.version(NAME, 1, path) for path in ("README.md", "manifest.json", "training.json")
+    ]
+    assert purge(place.remote, NAME, 1) == 0
+    audit(place.remote)
+
+
+def test_a_withdrawn_content_does_not_rise_again(place: Place) -> None:
+    """The folder that still stands is refused; asked for again it gets a new number, which is whole."""
+    place.withdraw(1)
+    place.time += GRACE
+    purge(place.remote, NAME, 1)
+    with pytest.raises(errors.WithdrawnContentError):
+        place.publish(1)
+    made = candidate(place.remote, place.folder / "1")
+    receipt = publish(place.remote, "home", place.registry, made, OWNER, render=rendered, again=True)
+    assert receipt.n == 2
+    assert place.publish(1).n == 2
+    audit(place.remote, [receipt])
+
+
+def test_a_tag_wins(place: Place) -> None:
+    """A tagged version is not withdrawn, and one that was tagged during the grace keeps its files."""
+    tags.move(place.remote, place.registry, NAME, "prod", 1, who="lw", why=None)
+    with pytest.raises(errors.ConflictError, match="tagged 'prod'"):
+        place.withdraw(1)
+    place.publish(2)
+    tags.move(place.remote, place.registry, NAME, "prod", 2, who="lw", why=None)
+    place.withdraw(1)
+    place.time += GRACE
+    body = place.remote.read(layout.tag(NAME, "prod", 2)).replace(b'"to":2', b'"to":1')
+    place.remote.create(layout.tag(NAME, "prod", 3), body.replace(b'"seq":2', b'"seq":3'))
+    with pytest.raises(errors.ConflictError, match="tagged 'prod'"):
+        purge(place.remote, NAME, 1)
+    assert place.remote.stat(layout.version(NAME, 1, "adapter_model.safetensors")).size
+
+
+def test_only_versions_can_be_withdrawn(place: Place) -> None:
+    """What is open, given up or not there cannot be taken back."""
+    n = place.open(2)
+    for number in (n, 77):
+        with pytest.raises(errors.NotFoundError, match="there is no version"):
+            place.withdraw(number)
+    place.time += 2 * DEAD_AFTER
+    assert collect(place.remote, place.registry, by="collector") == [(NAME, n)]
+    with pytest.raises(errors.NotFoundError) as caught:
+        place.withdraw(n)
+    assert "given up" in str(caught.value.why)
+
+
+def test_a_damaged_mark_deletes_nothing(place: Place) -> None:
+    """A mark that is not this version's is no proof."""
+    place.remote.create(layout.withdrawn(NAME, 1), b'{"schema":"weighbridge/withdrawn/1","name":"other","n":1}')
+    place.time += GRACE
+    with pytest.raises(errors.IntegrityError):
+        purge(place.remote, NAME, 1)
+
+
+def test_open_claims_are_given_up_after_seven_days(place: Place) -> None:
+    """By the store's clock an open claim of a dead owner is voided, its half upload removed, the team told."""
+    n = place.open(2)
+    place.remote.create(layout.version(NAME, n, "adapter_model.safetensors"), b"half")
+    place.time += DEAD_AFTER - 1
+    assert collect(place.remote, place.registry, by="collector") == []
+    young = place.open(3)
+    place.time += 1
+    assert collect(place.remote, place.registry, by="collector") == [(NAME, n)]
+    assert collect(place.remote, place.registry, by="collector") == []
+    assert place.told("void") == [n]
+    state = audit(place.remote)
+    assert (state.void, state.open) == ({(NAME, n)}, {(NAME, young)})
+    assert json.loads(place.remote.read(layout.manifest(NAME, n)))["by"] == "collector"
+    assert place.publish(2).n == young + 1
+
+
+def test_a_catalogue_saves_the_walk(place: Place) -> None:
+    """With the open claims of a catalogue nothing else is looked at; stale ones do no harm."""
+    n = place.open(2)
+    place.time += DEAD_AFTER
+    faulty = Faulty(place.remote)
+    voided = collect(faulty, place.registry, by="c", open_claims=[(NAME, 1), (NAME, n), (NAME, 9), ("none", 1)])
+    assert voided == [(NAME, n)]
+    assert faulty.count("folders") == 0
+
+
+def test_a_claim_that_is_finished_at_the_last_moment_stays(place: Place) -> None:
+    """When the owner decides between the collector's look and its void, the version wins."""
+    n = place.open(2)
+    place.time += DEAD_AFTER
+
+    def plan(call: Call) -> Fault | None:
+        if call.method == "create" and call.key == layout.manifest(NAME, n):
+            place.publish(2)
+        return None
+
+    assert collect(Faulty(place.remote, plan), place.registry, by="collector") == []
+    assert audit(place.remote).committed.keys() == {(NAME, 1), (NAME, n)}
