@@ -1,0 +1,365 @@
+"""From a judged artifact to what may be published: files, facts, changed bytes - or a refusal that says why.
+
+Here the rules of a name's remotes meet the findings: unknown and denied licences, private paths, remote code, and what
+a person has allowed. Whatever changes bytes is decided here, once, before the seal.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from weighbridge.adapters import card_facts, code_files, paths, provenance
+from weighbridge.adapters import license as licences
+from weighbridge.adapters.card_facts import CardFacts
+from weighbridge.adapters.formats import safetensors
+from weighbridge.adapters.inspection import Artifact
+from weighbridge.adapters.plan import CARD_ROLE, JudgedFile, Policy
+from weighbridge.adapters.sidecar import Sidecar
+from weighbridge.adapters.whole import file_name_unsafe
+from weighbridge.registry import errors, findings
+from weighbridge.registry.flow.stage import SourceFile
+from weighbridge.registry.hashing import CHUNK, tensor_digest
+from weighbridge.registry.refs import path_fault
+from weighbridge.registry.types import (
+    BaseFacts,
+    Facts,
+    Finding,
+    LeftOut,
+    LicenseFacts,
+    LineageEdge,
+    RunFacts,
+    Value,
+    WeightsFacts,
+)
+
+NEVER_ALLOWED: Final = frozenset({"secret-in-file"})
+"""Codes that no person can allow, besides those of integrity."""
+
+LEFT_OUT_MAX: Final = 5000
+DIGEST_LIMIT: Final = 4 << 30
+"""Bytes of an adapter whose tensors are hashed one by one, too."""
+
+_BASE_CARD_LIMIT: Final = 1
+
+
+class Admission(Value, frozen=True):
+    """What publish.prepare takes; `people` is the text people wrote for the card, `transform` the changed files."""
+
+    files: list[SourceFile]
+    facts: Facts
+    transform: dict[str, bytes]
+    findings: list[Finding]
+    people: str | None = None
+
+
+def admit(
+    artifact: Artifact,
+    *,
+    name: str,
+    run: RunFacts,
+    policy: Policy,
+    sidecar: Sidecar | None = None,
+    run_root: Path | None = None,
+    started_at: str | None = None,
+    host: str | None = None,
+    extra: Sequence[Finding] = (),
+    caches: Sequence[Path] = (),
+    lookup: licences.Lookup | None = None,
+) -> Admission:
+    """Return what is published of an artifact under a name, by the strictest policy of its remotes.
+
+    `extra` are findings of the caller; `caches` and `lookup` may tell a base's licence. Raises NotFinishedError when a
+    finding says wait, RefusedError when one blocks (`data["findings"]` holds them), OSError when the folder is gone.
+    """
+    note = sidecar or Sidecar()
+    root = Path(artifact.root)
+    card = card_facts.read(_source(artifact, _card(artifact)) if _card(artifact) else root / card_facts.CARD)
+    told = [_placed(one, artifact.relative) for one in artifact.findings if not one.code.startswith("license-")]
+    told += [*note.findings, *extra]
+    base, why = _base(artifact, note, card)
+    licence = licences.find(
+        root,
+        None,
+        None,
+        note,
+        card=card,
+        base_id=base.id,
+        base_revision=base.revision,
+        above=[run_root] if run_root is not None and run_root != root else [],
+        caches=caches,
+        lookup=lookup,
+    )
+    told += licence.findings
+    chosen = [f for f in artifact.files if f.publish and f.role != CARD_ROLE]
+    code, faults = _code(artifact, policy)
+    chosen += code
+    told = [f for f in told if f.code != "remote-code"] + faults
+    told += _licence_rules(licence.license, policy)
+    files = [_file(artifact, one) for one in chosen]
+    told += [file_name_unsafe(one.path, fault) for one in files if (fault := path_fault(one.path))]
+    told = [
+        msgspec.structs.replace(f, severity=policy.unknown_license) if f.code == "license-unknown" else f for f in told
+    ]
+    transform, told = _paths(files, told, policy, why)
+    told = _allowed(told, policy)
+    _gate(artifact, name, told)
+    if policy.paths != "keep":
+        told = [paths.redacted(one) for one in told]
+    config = _table(artifact)
+    gathered = provenance.gather(
+        root,
+        run,
+        note,
+        run_root=run_root,
+        config=config if artifact.kind != "adapter" else None,
+        adapter_config=config if artifact.kind == "adapter" else None,
+        card=card,
+        step=artifact.step,
+        started_at=started_at,
+        host=host,
+    )
+    facts = Facts(
+        kind=artifact.kind or "",
+        weights=_digested(artifact, files),
+        base=base,
+        license=licence.license,
+        provenance=provenance.redact(gathered, keep_paths=policy.paths == "keep", declared_owner=note.owner),
+        adapter=artifact.adapter,
+        lineage=_lineage(artifact, base),
+        findings=told,
+        left_out=[
+            LeftOut(path=_within(f.path, artifact.relative), size=f.size, reason=f.reason or "not-on-allow-list")
+            for f in artifact.files
+            if not f.publish and f.path not in {c.path for c in code}
+        ][:LEFT_OUT_MAX],
+    )
+    return Admission(
+        files=files, facts=facts, transform=transform, findings=told, people=card.text if card.present else None
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- files
+
+
+def _within(path: str, root: str) -> str:
+    return path if root == "." else path.removeprefix(root + "/")
+
+
+def _source(artifact: Artifact, path: str | None) -> Path:
+    inner = _within(path or "", artifact.relative)
+    return Path(artifact.sources.get(path or "", os.path.join(artifact.root, inner)))  # noqa: PTH118 - a plain string
+
+
+def _card(artifact: Artifact) -> str | None:
+    return next((f.path for f in artifact.files if f.publish and f.role == CARD_ROLE), None)
+
+
+def _file(artifact: Artifact, one: JudgedFile) -> SourceFile:
+    source = os.path.realpath(_source(artifact, one.path))
+    try:
+        status = Path(source).stat()
+    except FileNotFoundError as error:
+        raise errors.VanishedError(f"{one.path} is gone") from error
+    return SourceFile(
+        path=_within(one.path, artifact.relative),
+        source=source,
+        size=status.st_size,
+        role=one.role,
+        mtime_ns=status.st_mtime_ns,
+        ino=status.st_ino,
+    )
+
+
+def _placed(one: Finding, relative: str) -> Finding:
+    """Return a finding whose subject is a path from the artifact's own folder."""
+    inner = _within(one.subject, relative)
+    return one if inner == one.subject else msgspec.structs.replace(one, subject=inner)
+
+
+def _code(artifact: Artifact, policy: Policy) -> tuple[list[JudgedFile], list[Finding]]:
+    """Return the Python files that go along, and what stands against it."""
+    if not artifact.needs_code:
+        return [], []
+    subject = artifact.config or artifact.root
+    if policy.remote_code != "allow":
+        return [], [
+            findings.finding(
+                "remote-code",
+                _within(subject, artifact.relative),
+                "the config names Python files (auto_map), and a remote of this name does not allow remote code",
+                "set remote_code = 'allow' for the remote, or save the model with a class of the library",
+                severity="block",
+            )
+        ]
+    wanted = code_files.needed(_source(artifact, artifact.config))
+    here = {_within(f.path, artifact.relative): f for f in artifact.files}
+    missing = sorted(name for name in wanted if name not in here)
+    if missing:
+        return [], [
+            findings.finding(
+                "code-missing",
+                missing[0],
+                f"the config names Python files that are not here ({', '.join(missing)}): a model is never published "
+                "without its code",
+                "copy the file beside the config",
+            )
+        ]
+    taken = [msgspec.structs.replace(here[name], role="code", publish=True, reason=None) for name in sorted(wanted)]
+    return taken, [
+        findings.finding(
+            "remote-code",
+            _within(subject, artifact.relative),
+            f"Python files go along ({', '.join(sorted(wanted))}); loaders run them only with trust_remote_code",
+        )
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------- rules
+
+
+def _licence_rules(found: LicenseFacts, policy: Policy) -> list[Finding]:
+    if found.id is None:
+        return []
+    denied = {word.lower() for word in policy.deny_licenses}
+    if not denied & {found.id.lower(), *(part.lower() for part in licences.parts(found.id))}:
+        return []
+    return [
+        findings.finding(
+            "license-denied",
+            card_facts.CARD,
+            f"the licence {found.id} is denied by a remote of this name ({found.evidence})",
+            "publish it elsewhere, or take the licence out of deny_licenses",
+            license=found.id,
+        )
+    ]
+
+
+def _paths(
+    files: Sequence[SourceFile], told: list[Finding], policy: Policy, why: paths.Evidence | None
+) -> tuple[dict[str, bytes], list[Finding]]:
+    """Apply the path policy: keep with a note, rewrite by evidence, or block."""
+    private = [f for f in told if f.code in _PRIVATE]
+    if not private:
+        return {}, told
+    if policy.paths == "keep":
+        return {}, [msgspec.structs.replace(f, severity="note") if f.code in _PRIVATE else f for f in told]
+    if policy.paths == "block":
+        return {}, [msgspec.structs.replace(f, severity="block") if f.code in _PRIVATE else f for f in told]
+    transform: dict[str, bytes] = {}
+    bundle = {f.path for f in files}
+    kept = [f for f in told if f.code not in _PRIVATE]
+    by_path = {f.path: f for f in files}
+    for one in private:
+        source = by_path.get(one.subject)
+        if one.code == "base-local-path" and why is not None:
+            continue
+        if source is None or not source.path.endswith(".json"):
+            kept.append(msgspec.structs.replace(one, severity="block"))
+            continue
+        done = paths.rewrite(source.path, Path(source.source).read_bytes(), lambda *_: why, bundle)
+        if done.raw is not None:
+            transform[source.path] = done.raw
+        kept += done.findings
+        kept += [msgspec.structs.replace(f, severity="block") for f in paths.findings(done.left)]
+    return transform, kept
+
+
+_PRIVATE: Final = frozenset({"private-path", "private-metadata", "base-local-path"})
+
+
+def _allowed(told: Iterable[Finding], policy: Policy) -> list[Finding]:
+    """Turn blocks that a person has allowed into warnings that say so."""
+    reasons = {one.code: one.reason for one in policy.allowed}
+    found: list[Finding] = []
+    for one in told:
+        code = findings.CODES[one.code]
+        free = one.code in reasons and not code.integrity and not code.waits and one.code not in NEVER_ALLOWED
+        if one.severity == "block" and free:
+            found.append(msgspec.structs.replace(one, severity="warn", data={**one.data, "allowed": reasons[one.code]}))
+        else:
+            found.append(one)
+    return found
+
+
+def _gate(artifact: Artifact, name: str, told: Sequence[Finding]) -> None:
+    waits = [f for f in told if findings.CODES[f.code].waits]
+    blocks = [f for f in told if f.severity == "block" and f not in waits]
+    where = artifact.root
+    if blocks:
+        raise errors.RefusedError(
+            f"{where} cannot be published as {name}", why=blocks[0].message, fix=blocks[0].fix, findings=blocks
+        )
+    if waits:
+        raise errors.NotFinishedError(
+            f"{where} is not finished", why=waits[0].message, fix=waits[0].fix, findings=waits
+        )
+    if artifact.kind is None or artifact.weights is None:
+        raise errors.RefusedError(
+            f"{where} cannot be published as {name}", why=f"it holds {artifact.artifact}", findings=list(told)
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- facts
+
+
+def _base(artifact: Artifact, note: Sidecar, card: CardFacts) -> tuple[BaseFacts, paths.Evidence | None]:
+    """Return the base and, where its name in the config is a path, what says which model that is."""
+    own = artifact.base
+    relation = own.relation or ("adapter" if artifact.kind == "adapter" else None)
+    if note.base:
+        fact = BaseFacts(id=note.base, revision=note.base_revision, relation=relation, evidence="weighbridge.yaml:base")
+        return fact, paths.Evidence(note.base, "weighbridge.yaml names the base", note.base_revision)
+    written = artifact.facts.get("base_model")
+    if isinstance(written, str) and paths.is_local(written):
+        why = paths.base_evidence(written, card=card.base_models)
+        if why is not None:
+            return BaseFacts(id=why.value, revision=why.revision, relation=relation, evidence=why.why), why
+        return BaseFacts(id=None, relation=relation, evidence=f"{own.evidence}: a path of a machine"), None
+    if own.id is not None:
+        return own, None
+    if len(card.base_models) == _BASE_CARD_LIMIT and not paths.is_local(card.base_models[0]):
+        stated = card.front.get("base_model_relation") if card.front else None
+        word = stated if isinstance(stated, str) else relation
+        return BaseFacts(id=card.base_models[0], relation=word, evidence="README.md:base_model"), None
+    return own, None
+
+
+def _lineage(artifact: Artifact, base: BaseFacts) -> list[LineageEdge]:
+    if artifact.kind != "adapter" or base.id is None:
+        return []
+    return [LineageEdge(relation="adapter-of", ref=base.id, content=base.content)]
+
+
+def _table(artifact: Artifact) -> dict[str, Any] | None:
+    try:
+        value = msgspec.json.decode(_source(artifact, artifact.config).read_bytes()) if artifact.config else None
+    except (OSError, msgspec.DecodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _digested(artifact: Artifact, files: Sequence[SourceFile]) -> WeightsFacts:
+    """Return the weights facts, for adapters with the digest that does not depend on the header's order."""
+    assert artifact.weights is not None
+    facts = artifact.weights
+    if artifact.kind != "adapter" or facts.bytes > DIGEST_LIMIT:
+        return facts
+    lines: list[tuple[str, str, Sequence[int], str]] = []
+    for file in files:
+        if file.role != "weights":
+            continue
+        with Path(file.source).open("rb") as stream:
+            header = safetensors.read_from(stream, file.size)
+            for tensor in sorted(header.tensors.values(), key=lambda t: t.begin):
+                stream.seek(header.data_start + tensor.begin)
+                digest = hashlib.sha256()
+                left = tensor.size
+                while left > 0 and (block := stream.read(min(CHUNK, left))):
+                    digest.update(block)
+                    left -= len(block)
+                lines.append((tensor.name, tensor.dtype, tensor.shape, digest.hexdigest()))
+    return msgspec.structs.replace(facts, tensor_digest=tensor_digest(lines))

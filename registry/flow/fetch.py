@@ -1,0 +1,173 @@
+"""Moving a version's files from a remote into a folder: several at once, hashed as they are written, resumed."""
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from weighbridge.registry import disk, layout
+from weighbridge.registry.errors import IntegrityError, MissingError
+from weighbridge.registry.flow import once
+from weighbridge.registry.flow.decision import withdrawn
+from weighbridge.registry.hashing import CHUNK
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.types import FileEntry
+
+Progress = Callable[[str, int], None]
+"""Called with a file's path and the number of its bytes that were just received or found here; negative when they
+turned out to be wrong."""
+
+_READ: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Stopped(Exception):  # noqa: N818 - it is not an error: another file's is
+    """Another file failed."""
+
+
+class _Job(NamedTuple):
+    """What all files of one pull share."""
+
+    remote: Remote
+    name: str
+    n: int
+    folder: Path
+    donor: Path | None
+    stop: threading.Event
+    progress: Progress | None
+
+
+def files(
+    remote: Remote,
+    name: str,
+    n: int,
+    entries: Sequence[FileEntry],
+    folder: Path,
+    *,
+    donor: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[int, int]:
+    """Fetch files of a version into a folder and return the bytes fetched and reused; each is whole, right and synced.
+
+    What lies in `folder` from before is hashed again and gone on from. `donor` is a folder that may hold some of the
+    files already. Raises IntegrityError that names a damaged file, WithdrawnError, and what remote and disk raise.
+    """
+    job = _Job(remote, name, n, folder, donor, threading.Event(), progress)
+    pool = ThreadPoolExecutor(max(1, min(remote.properties.parallel, len(entries))), thread_name_prefix="fetch")
+    work: list[Future[tuple[int, int]]] = []
+    try:
+        work += [pool.submit(_fetch, job, entry) for entry in sorted(entries, key=lambda f: -f.size)]
+        wait(work, return_when=FIRST_EXCEPTION)
+    finally:
+        job.stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+    for failed in _failures(work):
+        raise failed
+    counts = [future.result() for future in work]
+    return sum(fetched for fetched, _ in counts), sum(reused for _, reused in counts)
+
+
+def _failures(work: "Sequence[Future[tuple[int, int]]]") -> Iterator[BaseException]:
+    """Yield what went wrong, damage first: it is what a person has to know."""
+    found = [error for future in work if not future.cancelled() and (error := future.exception()) is not None]
+    yield from sorted(
+        (error for error in found if not isinstance(error, _Stopped)), key=lambda e: not isinstance(e, IntegrityError)
+    )
+
+
+def _fetch(job: _Job, entry: FileEntry) -> tuple[int, int]:
+    """Fetch one file, going on behind what is here; the hash is that of the bytes that were written."""
+    path = job.folder / entry.path
+    with disk.speaking(f"cannot write {shown(entry.path)}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if job.donor is not None and not path.exists():
+            _borrow(job.donor / entry.path, path, entry)
+        descriptor = os.open(path, _READ, 0o666)
+        try:
+            while True:
+                digest, have = _digest_of(job, descriptor, entry)
+                total = _receive(job, descriptor, entry, digest, have)
+                if total == entry.size and digest.hexdigest() == entry.sha256:
+                    os.fsync(descriptor)
+                    return total - have, have
+                os.ftruncate(descriptor, 0)
+                if not have:
+                    raise _damaged(job, entry, total, digest.hexdigest())
+                # What lay here from before was not the beginning of this file: once more, from its first byte.
+                _report(job, entry, -min(total, entry.size))
+        finally:
+            os.close(descriptor)
+
+
+def _digest_of(job: _Job, descriptor: int, entry: FileEntry) -> tuple["hashlib._Hash", int]:
+    """Hash what a file holds already; a file that is too long is begun anew."""
+    if os.fstat(descriptor).st_size > entry.size:
+        os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    digest, have = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(CHUNK))
+    while count := os.readv(descriptor, [buffer]):
+        digest.update(buffer[:count])
+        have += count
+        _report(job, entry, count)
+        if job.stop.is_set():
+            raise _Stopped
+    return digest, have
+
+
+def _receive(job: _Job, descriptor: int, entry: FileEntry, digest: "hashlib._Hash", have: int) -> int:
+    """Append what the remote has behind `have` bytes; stops at the first byte too many. Returns the length."""
+    if have == entry.size and have:
+        return have
+    try:
+        for chunk in job.remote.fetch(layout.version(job.name, job.n, entry.path), have):
+            if job.stop.is_set():
+                raise _Stopped
+            have += len(chunk)
+            if have > entry.size:
+                break
+            digest.update(chunk)
+            disk.write_all(descriptor, chunk)
+            _report(job, entry, len(chunk))
+    except MissingError as error:
+        if once.look(job.remote, layout.withdrawn(job.name, job.n)) is not None:
+            raise withdrawn(job.name, job.n) from error
+        raise IntegrityError(
+            f"{shown(entry.path)} of {job.name}@v{job.n} is missing on the remote",
+            why="the manifest lists it",
+            fix=f"registry verify {job.name}@v{job.n}",
+            file=entry.path,
+        ) from error
+    return have
+
+
+def _report(job: _Job, entry: FileEntry, count: int) -> None:
+    if job.progress is not None:
+        job.progress(entry.path, count)
+
+
+def _damaged(job: _Job, entry: FileEntry, total: int, sha256: str) -> IntegrityError:
+    if total != entry.size:
+        why = f"it has {'more' if total > entry.size else total} bytes, the manifest says {entry.size}"
+    else:
+        why = f"its sha256 is {sha256[:12]}, the manifest says {entry.sha256[:12]}"
+    return IntegrityError(
+        f"{shown(entry.path)} of {job.name}@v{job.n} is damaged on the remote",
+        why=why,
+        fix=f"registry verify {job.name}@v{job.n}",
+        file=entry.path,
+    )
+
+
+def _borrow(source: Path, path: Path, entry: FileEntry) -> None:
+    """Copy a file of the version that is replaced, when it may be the same; its hash decides afterwards."""
+    try:
+        if source.is_symlink() or not source.is_file() or source.stat().st_size != entry.size or not entry.size:
+            return
+        shutil.copyfile(source, path)
+    except OSError:
+        path.unlink(missing_ok=True)

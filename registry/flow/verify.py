@@ -1,0 +1,200 @@
+"""Comparing what lies somewhere with its record: a version on its remote, a pulled folder, a published source."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from weighbridge.registry import card, layout
+from weighbridge.registry import manifest as manifests
+from weighbridge.registry.errors import IntegrityError, MissingError, NotFoundError
+from weighbridge.registry.findings import finding
+from weighbridge.registry.flow import once, place
+from weighbridge.registry.flow.fetch import Progress
+from weighbridge.registry.flow.pull import checked_manifest
+from weighbridge.registry.hashing import sha256_bytes, sha256_file
+from weighbridge.registry.manifest import Manifest, parse, parse_json
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.protocol import Remote, Stat
+from weighbridge.registry.types import RENDERED_FILES, FileEntry, Finding, Value
+
+_AGAIN = "publish it again from its source, or restore the object"
+
+
+class Checked(Value, frozen=True):
+    """What a check looked at: the manifest's digest and content (None when there is none), and what differs."""
+
+    manifest: str | None
+    content: str | None
+    files: int
+    bytes: int
+    partial: bool
+    findings: list[Finding]
+
+
+def verify_version(
+    remote: Remote,
+    name: str,
+    n: int,
+    *,
+    manifest_sha256: str | None = None,
+    claim_sha256: str | None = None,
+    card_sha256: str | None = None,
+    quick: bool = False,
+    begin: Callable[[Sequence[FileEntry]], None] | None = None,
+    progress: Progress | None = None,
+) -> Checked:
+    """Read every byte of a committed version on its remote and compare it with claim, manifest and announcement.
+
+    The three digests are what the team was told, where it was. `quick` takes the remote's own checksums where it has
+    them; `begin` is called with the files before the first byte. Raises NotFoundError and WithdrawnError for a version
+    that is not there, and what the remote raises; damage is returned.
+    """
+    try:
+        manifest = checked_manifest(remote, name, n, manifest_sha256)
+    except IntegrityError as error:
+        subject = error.what.split(" ", 1)[0]
+        wrong = finding("manifest-damaged", subject, f"{error.what}: {error.why}", _AGAIN)
+        return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, findings=[wrong])
+    if begin is not None:
+        begin(manifest.files)
+    folder = layout.version(name, n)
+    there = {stat.key.removeprefix(folder): stat for stat in remote.list(folder)}
+    listed = {file.path: file for file in manifest.files}
+    found = _claim(remote, name, n, manifest, claim_sha256)
+    found += [
+        finding("file-extra", path, f"{shown(path)} is not in the manifest", "remove the object")
+        for path in sorted(set(there) - set(listed) - set(RENDERED_FILES))
+    ]
+
+    def one(file: FileEntry) -> Finding | None:
+        return _compare(remote, folder + file.path, file, there.get(file.path), quick=quick, progress=progress)
+
+    with ThreadPoolExecutor(max(1, remote.properties.parallel), thread_name_prefix="verify") as pool:
+        found += [wrong for wrong in pool.map(one, manifest.files) if wrong is not None]
+    found += _rendered(remote, folder, manifest, card_sha256)
+    return _checked(manifest, found, manifest.files)
+
+
+def _claim(remote: Remote, name: str, n: int, manifest: Manifest, told: str | None) -> list[Finding]:
+    key = layout.claim(name, n)
+    stored = once.look(remote, key)
+    try:
+        document = parse_json(stored, key) if stored is not None else None
+    except IntegrityError:
+        document = None
+    if isinstance(document, dict) and document.get("manifest") == manifest.stored.decode():
+        if told is None or stored is None or sha256_bytes(stored) == told:
+            return []
+        return [finding("claim-damaged", key, f"{key} is not the claim that was announced", _AGAIN)]
+    words = f"{key} is missing" if stored is None else f"{key} does not hold the manifest that was committed"
+    return [finding("claim-damaged", key, words, _AGAIN)]
+
+
+def _compare(
+    remote: Remote, key: str, file: FileEntry, stat: Stat | None, *, quick: bool, progress: Progress | None
+) -> Finding | None:
+    if stat is None:
+        return finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN)
+    if stat.size != file.size:
+        words = f"{shown(file.path)} has {stat.size} bytes, the manifest says {file.size}"
+        return finding("file-size", file.path, words, _AGAIN)
+    told = remote.stat(key).sha256 if quick and stat.sha256 is None else stat.sha256
+    if not quick or told is None:
+        digest = hashlib.sha256()
+        try:
+            for chunk in remote.fetch(key):
+                digest.update(chunk)
+                if progress is not None:
+                    progress(file.path, len(chunk))
+        except MissingError:
+            return finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN)
+        told = digest.hexdigest()
+    if told != file.sha256:
+        words = f"{shown(file.path)} has sha256 {told[:12]}, the manifest says {file.sha256[:12]}"
+        return finding("file-damaged", file.path, words, _AGAIN)
+    return None
+
+
+def _rendered(remote: Remote, folder: str, manifest: Manifest, card_sha256: str | None) -> list[Finding]:
+    found = []
+    text = once.look(remote, folder + "README.md")
+    if text is None:
+        found.append(finding("file-missing", "README.md", "the card is missing", None))
+    elif card_sha256 is not None and sha256_bytes(text) != card_sha256:
+        found.append(finding("card-damaged", "README.md", "the card is not the one that was announced", _AGAIN))
+    history = once.look(remote, folder + "training.json")
+    if history is None and manifest.facts.provenance.history is not None:
+        found.append(finding("history-differs", "training.json", "training.json is missing", None))
+    if history is not None and history != card.training(manifest):
+        try:
+            parse_json(history, "training.json")
+        except IntegrityError as error:
+            found.append(finding("file-damaged", "training.json", f"{error.what}: {error.why}", None))
+        else:
+            words = "training.json is not what follows from the manifest"
+            found.append(finding("history-differs", "training.json", words, None))
+    return found
+
+
+def verify_folder(path: Path) -> Checked:
+    """Compare a pulled folder with the manifest.json in it. Raises NotFoundError where there is none."""
+    file = path / "manifest.json"
+    unfinished = (path / place.UNFINISHED).exists()
+    if not file.is_file() and not unfinished:
+        raise NotFoundError(
+            f"{shown(str(path))} holds no manifest.json",
+            why="it was not pulled",
+            fix="name a pulled folder, or a reference",
+        )
+    found = []
+    if unfinished:
+        words = "a pull into this folder was cut short"
+        found.append(finding("pull-unfinished", place.UNFINISHED, words, "run the same pull again"))
+    try:
+        manifest = parse(file.read_bytes()) if file.is_file() else None
+    except IntegrityError as error:
+        found.append(finding("manifest-damaged", "manifest.json", f"{error.what}: {error.why}", "pull it again"))
+        manifest = None
+    if manifest is None:
+        return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, findings=found)
+    selected = place.selection(path)
+    for wrong in manifests.verify(manifest, path):
+        ours = wrong.code == "file-extra" and wrong.subject in place.OURS
+        left_out = wrong.code == "file-missing" and selected is not None and wrong.subject not in selected
+        if not ours and not left_out:
+            found.append(wrong)
+    files = [f for f in manifest.files if selected is None or f.path in selected]
+    return _checked(manifest, found, files, partial=selected is not None)
+
+
+def verify_source(path: Path, manifest: Manifest) -> Checked:
+    """Compare a source folder with what was published from it: files that went, or changed since, are named.
+
+    Files that were published with rewritten paths are not compared; what the folder holds beyond the manifest was left
+    out and is not looked at. Raises OSError.
+    """
+    rewritten = {f.subject for f in manifest.facts.findings if f.code == "private-path-rewritten"}
+    files = [file for file in manifest.files if file.path not in rewritten]
+    found = []
+    for file in files:
+        source = path / file.path
+        if not source.is_file():
+            words = f"{shown(file.path)} is gone from the source"
+        elif source.stat().st_size != file.size or sha256_file(source) != file.sha256:
+            words = f"{shown(file.path)} has changed since it was published"
+        else:
+            continue
+        found.append(finding("source-drift", file.path, words, "publish the folder again, or restore the file"))
+    return _checked(manifest, found, files)
+
+
+def _checked(manifest: Manifest, found: list[Finding], files: Sequence[FileEntry], *, partial: bool = False) -> Checked:
+    return Checked(
+        manifest=manifest.digest,
+        content=manifest.content,
+        files=len(files),
+        bytes=sum(f.size for f in files),
+        partial=partial,
+        findings=found,
+    )
