@@ -54,10 +54,15 @@ def test_nothing_is_left_in_the_stage(root: Path, tmp_path: Path) -> None:
     assert files(root) == ["models/m/v1/w", "weighbridge.json"]
 
 
-def test_stored_files_are_read_only(root: Path, tmp_path: Path) -> None:
-    """Objects have no write permission, so that nobody edits a version by accident; others may read as umask says."""
+@pytest.mark.parametrize(("root_mode", "file_mode"), [(0o755, 0o444), (0o2770, 0o440), (0o775, 0o444), (0o700, 0o400)])
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o007])
+def test_who_shares_the_root_shares_what_is_in_it(
+    root: Path, tmp_path: Path, root_mode: int, file_mode: int, umask: int
+) -> None:
+    """Objects can be read by those who can read the root, whatever the writer's umask, and written by nobody."""
+    root.chmod(root_mode)
     remote = DirectoryRemote(root)
-    previous = os.umask(0o022)
+    previous = os.umask(umask)
     try:
         remote.create("weighbridge.json", b"{}")
         remote.upload("models/m/v1/w", *write(tmp_path / "w", b"weights"))
@@ -67,8 +72,10 @@ def test_stored_files_are_read_only(root: Path, tmp_path: Path) -> None:
     finally:
         os.umask(previous)
     for key in ("weighbridge.json", "models/m/v1/w", "models/m/v1/s"):
-        assert stat.S_IMODE((root / key).stat().st_mode) == 0o444
-    assert stat.S_IMODE((root / "models/m/v1").stat().st_mode) == 0o755
+        assert stat.S_IMODE((root / key).stat().st_mode) == file_mode
+    for folder in ("models", "models/m/v1", "models/m/_wb/stage"):
+        assert stat.S_IMODE((root / folder).stat().st_mode) == root_mode
+    assert stat.S_IMODE(stage.stat().st_mode) & 0o777 == 0o700
 
 
 def test_a_staged_file_is_linked_not_copied(root: Path) -> None:

@@ -92,3 +92,47 @@ def test_uncommented_defaults_equal_no_table() -> None:
     bare = read_text("", Path("x"), {})
     given = read_text(EXAMPLE, Path("x"), {})
     assert given.daemon._replace(state=bare.daemon.state, socket=bare.daemon.socket) == bare.daemon
+
+
+MANUAL = Path(__file__).parent.parent / "docs" / "configuration.md"
+TABLES = {
+    "daemon": (DAEMON_KEYS, DaemonSettings._field_defaults),
+    "watch": (WATCH_KEYS, WatchRule._field_defaults),
+    "remotes.NAME": (REMOTE_KEYS, remote_settings("x", "/x")._asdict()),
+}
+
+
+def manual_rows() -> list[tuple[str, str, str]]:
+    """Return (table, key, default) of every row of the manual's tables of keys."""
+    found, section = [], ""
+    for line in MANUAL.read_text().splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ").strip("[]")
+        elif line.startswith("| `") and section in TABLES:
+            _, key, default, *_ = line.split("|")
+            found.append((section, key.strip(" `"), default.strip()))
+    return found
+
+
+def plain(default: str) -> Any:
+    """Return the value that a default in backticks stands for; a word without quotes is a string."""
+    text = default.strip("`")
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def test_the_manual_has_every_key() -> None:
+    """docs/configuration.md has a row for each key of each table, and no other."""
+    assert {(section, key) for section, key, _ in manual_rows()} == {
+        (section, key) for section, (checks, _) in TABLES.items() for key in checks
+    }
+
+
+@pytest.mark.parametrize(("section", "key", "default"), manual_rows(), ids=lambda text: text[:20])
+def test_the_manual_gives_the_same_defaults(section: str, key: str, default: str) -> None:
+    """A default that the manual gives as one plain value is the one in the code; prose is not judged."""
+    checks, defaults = TABLES[section]
+    if re.fullmatch(r"`[^`]+`", default):
+        assert checks[key](plain(default)) == defaults[key]

@@ -1,0 +1,249 @@
+"""Judge an adapter folder: config and weights as one unit, matrices against config, values, side files, twins."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from weighbridge.adapters import audit, layout, model_folder, peft_config, recognise, riders, values, weights
+from weighbridge.adapters.audit import Loaded
+from weighbridge.adapters.draft import Draft, read_json
+from weighbridge.adapters.formats.safetensors import Header
+from weighbridge.adapters.listing import File
+from weighbridge.adapters.plan import Named
+from weighbridge.adapters.reading import Place
+from weighbridge.adapters.whole import file_findings, header_of, pointer_finding, some
+from weighbridge.registry import findings
+from weighbridge.registry.types import Finding
+
+VALUES_LIMIT: Final = 1 << 30
+"""Bytes of an adapter up to which every value is looked at."""
+
+_ROWS: Final = ("input_embeddings", "output_embeddings")
+_WORLD_LIMIT: Final = 4096
+
+
+def judge(place: Place) -> Draft:
+    """Return a PEFT adapter as a draft."""
+    draft = Draft(place, "lora-adapter", "adapter", Named(root=place.folder))
+    names = place.names
+    config = read_json(draft, layout.ADAPTER_CONFIG, needed=True)
+    draft.config = config
+    draft.config_path = place.path(layout.ADAPTER_CONFIG)
+    peft_type = ""
+    if config is not None:
+        facts, adapter, base, found = peft_config.read(config, draft.config_path)
+        draft.add(facts, found)
+        draft.adapter, draft.base = adapter, base
+        peft_type = str(facts["peft_type"] or "")
+        if not peft_type:
+            draft.findings.append(_no_type(draft.config_path, config))
+        elif peft_type != "LORA":
+            draft.artifact = "peft-other"
+    elif layout.ADAPTER_CONFIG not in names:
+        _no_config(draft)
+    draft.facts["has_chat_template"] = model_folder.has_chat_template(place)
+    weights_file = _weights_file(place)
+    pickles = [names[name] for name in layout.ADAPTER_PICKLES if name in names]
+    copies: list[str] = []
+    if weights_file is not None:
+        _judge_weights(draft, weights_file, config, peft_type)
+        copies = [file.path for file in pickles]
+    elif pickles:
+        _pickles_only(draft, pickles)
+    else:
+        _no_weights(draft)
+    side = _side_files(draft)
+    draft.named = Named(
+        root=place.folder,
+        weights=tuple([weights_file.path] if weights_file is not None else []) + tuple(side),
+        copies=tuple(copies),
+    )
+    return draft
+
+
+def _weights_file(place: Place) -> File | None:
+    names = place.names
+    if layout.ADAPTER_WEIGHTS in names:
+        return names[layout.ADAPTER_WEIGHTS]
+    # An adapter under another name: only where it is the one safetensors file and its keys are PEFT's.
+    alone = [f for n, f in names.items() if n.endswith(".safetensors") and not layout.is_resume_name(n)]
+    if len(alone) == 1 and any("lora_" in name for name in header_of(alone[0], place.reader).tensors):
+        return alone[0]
+    return None
+
+
+def _no_type(path: str, config: dict[str, Any]) -> Finding:
+    return findings.finding(
+        "adapter-type-missing",
+        path,
+        f"{path} states no peft_type (its fields: {some(sorted(config))}): no loader knows what to do with it",
+        "put the adapter_config.json of the training beside the weights",
+    )
+
+
+def _no_config(draft: Draft) -> None:
+    path = draft.place.path(layout.ADAPTER_CONFIG)
+    draft.add(
+        {"missing_files": [path], "alpha": None, "rank": None, "base_model": None},
+        [
+            findings.finding(
+                "config-missing",
+                path,
+                f"{path} is missing: type, alpha and base are unknown",
+                "put the adapter_config.json of the training beside the weights",
+                missing_files=[path],
+            )
+        ],
+    )
+
+
+def _no_weights(draft: Draft) -> None:
+    path = draft.place.path(layout.ADAPTER_WEIGHTS)
+    draft.add(
+        {"missing_files": [path]},
+        [
+            findings.finding(
+                "weights-missing",
+                path,
+                f"{draft.config_path} is there and no weights: {path} is missing",
+                "copy the adapter's weights here, or save it again",
+                missing_files=[path],
+            )
+        ],
+    )
+
+
+def _pickles_only(draft: Draft, pickles: list[File]) -> None:
+    reader = draft.place.reader
+    draft.facts["pickle_format"] = True
+    pointers = [f for f in pickles if recognise.is_pointer(draft.place, f)]
+    dead = [f for f in pickles if f.size == 0 or f.link is not None]
+    draft.findings.extend(pointer_finding(f, reader) for f in pointers)
+    for file in dead:
+        draft.findings.extend(file_findings(file, reader))
+    rest = [f for f in pickles if f not in pointers and f not in dead]
+    if rest:
+        draft.findings.extend(model_folder.unread_pickles(rest, draft.place))
+
+
+def _judge_weights(draft: Draft, file: File, config: dict[str, Any] | None, peft_type: str) -> None:
+    reader = draft.place.reader
+    faults = file_findings(file, reader)
+    header = header_of(file, reader)
+    counted, draft.weights = weights.summary(header.tensors)
+    counted["tensor_count"] += sum(1 for f in faults if f.code == "tensor-invalid")
+    draft.metadata = header.metadata
+    draft.add({**counted, "metadata_format": (header.metadata or {}).get("format")}, faults)
+    if any(f.code not in {"file-short", "file-long", "data-hole", "tensors-overlap"} for f in faults):
+        return
+    it = audit.load(header.tensors, config or {}, file.path, peft_type)
+    draft.add(*audit.judge(it))
+    draft.add(*riders.judge(it))
+    draft.facts["values_checked"] = not faults and header.payload_bytes <= VALUES_LIMIT
+    if draft.facts["values_checked"]:
+        draft.add(*_values(it, Path(file.source), header))
+
+
+def _values(it: Loaded, path: Path, header: Header) -> audit.Checked:
+    """Look at every value: NaN, infinities, and lora_B that are zero, wholly or from some row on."""
+    nan: dict[str, int] = {}
+    inf: dict[str, int] = {}
+    seconds = {key.name for key in it.parsed if key.part in {"lora_B", "lora_embedding_B"} and key.tail != "bias"}
+    zero: list[str] = []
+    tails: list[tuple[int, int]] = []
+    try:
+        for name, seen in values.numbers(path, header, it.tensors):
+            if seen.nan:
+                nan[name] = seen.nan
+            if seen.inf:
+                inf[name] = seen.inf
+            shape = it.tensors[name].shape
+            if name not in seconds or len(shape) < 2 or 0 in shape:
+                continue
+            if seen.zero:
+                zero.append(name)
+            else:
+                tails.append((seen.zero_tail * shape[0] // it.tensors[name].size, shape[0]))
+    except OSError:
+        return {}, []
+    found = model_folder.broken_values(it.subject, nan, inf)
+    facts: dict[str, Any] = {}
+    if seconds:
+        facts["nonzero_lora_b"] = len(tails)
+    if zero and not tails:
+        found.append(
+            findings.finding(
+                "lora-b-zero",
+                it.subject,
+                f"all {len(zero)} lora_B are zero: the adapter changes nothing, as if it had never been trained",
+                "check that the trained weights were saved",
+                nonzero_lora_b=0,
+            )
+        )
+    elif zero:
+        found.append(
+            findings.finding(
+                "lora-b-some-zero",
+                it.subject,
+                f"{len(zero)} of {len(zero) + len(tails)} lora_B are zero, such as {zero[0]}",
+                nonzero_lora_b=len(tails),
+            )
+        )
+    partly = _partly_zero(tails)
+    if partly is not None:
+        world, share = partly
+        facts |= {"zero_row_share_lora_b": share, "suspected_world_size": world}
+        found.append(
+            findings.finding(
+                "lora-b-partly-zero",
+                it.subject,
+                f"the same {world - 1}/{world} of every lora_B is exactly zero: as if one of {world} ranks had "
+                "been gathered",
+                "save again with all ranks gathered",
+                zero_row_share_lora_b=share,
+                suspected_world_size=world,
+            )
+        )
+    return facts, found
+
+
+def _partly_zero(tails: list[tuple[int, int]]) -> tuple[int, float] | None:
+    """Return (suspected world size, share of zero rows) where every matrix keeps only the first rank's rows."""
+    if not tails or any(zero == 0 for zero, _ in tails):
+        return None
+    kept = [(rows - zero, rows) for zero, rows in tails]
+    for world in range(2, min(_WORLD_LIMIT, max(rows for _, rows in kept)) + 1):
+        if all(have == -(-rows // world) for have, rows in kept):
+            return world, round(1 - 1 / world, 12)
+    return None
+
+
+def _side_files(draft: Draft) -> list[str]:
+    """Return adapter data outside the weights file: new embedding rows that must travel with it."""
+    place = draft.place
+    side: list[str] = []
+    rows = 0
+    for name, file in sorted(place.names.items()):
+        if not name.endswith(".safetensors") or name == layout.ADAPTER_WEIGHTS:
+            continue
+        tensors = header_of(file, place.reader).tensors
+        if not tensors or not all(key in _ROWS for key in tensors):
+            continue
+        draft.findings.extend(file_findings(file, place.reader))
+        side.append(file.path)
+        rows = max([rows, *(t.shape[0] for t in tensors.values() if t.shape)])
+    if side:
+        draft.add(
+            {"side_files": side, "extra_rows": rows},
+            [
+                findings.finding(
+                    "side-file",
+                    side[0],
+                    f"{rows} new vocabulary rows are in {some(side)}: the adapter is not whole without "
+                    f"{'it' if len(side) == 1 else 'them'}",
+                    "keep the file with the adapter; loaders must be told of it",
+                    side_files=side,
+                    extra_rows=rows,
+                )
+            ],
+        )
+    return side

@@ -1,0 +1,92 @@
+"""Which folders of a run may hold an artifact, by their names alone: cheap enough to ask of every folder at every scan.
+
+What is really in a folder is read later, by `structure.complete` (headers) and `inspect.inspect` (everything).
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from weighbridge.adapters import layout, listing
+
+
+def is_candidate(names: Collection[str]) -> bool:
+    """Return whether a folder with these file names may hold an artifact, finished or not."""
+    return any(layout.is_weights_name(name) or name in layout.ARTIFACT_CONFIGS for name in names)
+
+
+def end_mark(names: Collection[str], folder: str = "") -> str | None:
+    """Return the file that the folder's writer writes last, if this layout has one and it is there.
+
+    A Trainer checkpoint ends with trainer_state.json, a root `save_model()` with training_args.bin. `folder` is the
+    folder's own name. The mark is one process's word: others may still write their rank files.
+    """
+    if layout.is_checkpoint_name(folder):
+        return layout.TRAINER_STATE if layout.TRAINER_STATE in names else None
+    for mark in (layout.TRAINING_ARGS, layout.TRAINER_STATE):
+        if mark in names:
+            return mark
+    return None
+
+
+def expected_end_mark(names: Collection[str], folder: str) -> str | None:
+    """Return the end mark that this folder's writer still owes, or None."""
+    if not layout.is_checkpoint_name(folder) or layout.TRAINER_STATE in names:
+        return None
+    return layout.TRAINER_STATE if any(layout.is_trainer_name(name) for name in names) else None
+
+
+def is_staging_name(name: str) -> bool:
+    """Return whether a folder still has the name that trainers write under before they rename it."""
+    return layout.is_staging_name(name)
+
+
+def find(root: Path | str, ignore: Sequence[str] = ()) -> list[Path]:
+    """Return the folders under a root, itself included, that may be artifacts on their own, in walking order.
+
+    Folders under a staging name, and those that belong to the artifact above them (rank folders, other forms of the
+    same model), are not listed. Names only: no file is opened. Raises OSError when the root is gone.
+    """
+    return [Path(folder.path) for folder in without_slices(list(candidates(listing.walk(root, ignore))))]
+
+
+def without_slices(folders: list[listing.Folder]) -> list[listing.Folder]:
+    """Drop folders of bare weights above a whole artifact: a trainer's slices are no artifact of their own."""
+    whole = [f.relative for f in folders if f.names & {layout.MODEL_CONFIG, layout.ADAPTER_CONFIG}]
+    bare = [f.relative for f in folders if layout.is_bare(f.names)]
+    sliced = {b for b in bare if any(b == "." or w.startswith(b + "/") for w in whole if w != b)}
+    return [folder for folder in folders if folder.relative not in sliced]
+
+
+def candidates(folders: Iterator[listing.Folder]) -> Iterator[listing.Folder]:
+    """Yield the folders of a walk that may be artifacts on their own."""
+    inside: set[str] = set()
+    models: set[str] = set()
+    """Whole models, and what lies below them without being a checkpoint of its own."""
+    pipelines: set[str] = set()
+    for folder in folders:
+        parent, _, name = folder.relative.rpartition("/")
+        parent = parent or "."
+        names = folder.names
+        own = folder.relative == "." or layout.step_of(name) is not None
+        below_model = not own and parent in models
+        if folder.relative != "." and (
+            parent in inside
+            or is_staging_name(name)
+            or layout.is_resume_folder(name)
+            or (below_model and (layout.is_part_name(name) or _is_copy(names)))
+            or (parent in pipelines and not layout.is_checkpoint_name(name))
+        ):
+            inside.add(folder.relative)
+            continue
+        forms = layout.MODEL_CONFIG in names and any(layout.is_form_name(name) for name in folder.dirs)
+        if below_model or forms or layout.is_whole_model(names):
+            models.add(folder.relative)
+        if layout.PIPELINE_CONFIG in names:
+            pipelines.add(folder.relative)
+        if forms or is_candidate(names):
+            yield folder
+
+
+def _is_copy(names: Collection[str]) -> bool:
+    """Return whether a folder below a whole model holds weights and nothing that makes them a model of their own."""
+    return is_candidate(names) and not {layout.MODEL_CONFIG, layout.ADAPTER_CONFIG} & set(names)

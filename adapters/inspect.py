@@ -1,0 +1,321 @@
+"""The half-minute look at any folder: what is in it, is it whole, what would be published, what not and why.
+
+Nothing here writes, runs or unpickles. Headers are read, tensors only of adapters and small models.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from weighbridge.adapters import (
+    adapter_folder,
+    checkpoint,
+    layout,
+    listing,
+    model_folder,
+    paperwork,
+    plan,
+    recognise,
+    runs,
+    trainer,
+)
+from weighbridge.adapters.draft import Draft
+from weighbridge.adapters.inspection import Inspection
+from weighbridge.adapters.plan import JudgedFile, Named
+from weighbridge.adapters.reading import Place, Reader
+from weighbridge.adapters.whole import dead_link, file_name_unsafe, pointer_finding
+from weighbridge.registry import findings
+from weighbridge.registry.findings import outcome
+from weighbridge.registry.refs import path_fault
+from weighbridge.registry.types import Finding
+
+_COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})(?:/|$)")
+
+
+def inspect(path: Path, *, ignore: Sequence[str] = (), caches: Sequence[Path] = (), alone: bool = False) -> Inspection:
+    """Return what a folder, or a single file, holds.
+
+    `ignore` are patterns of the watch rule; `caches` Hub caches that may hold bases, for their licences. With `alone`
+    only the artifacts of the folder itself are judged, and those in folders below count as somebody else's. Raises
+    OSError when the path is gone or cannot be listed.
+    """
+    tree = listing.read_tree(path, ignore)
+    reader = Reader(tree)
+    folders = checkpoint.without_slices(list(checkpoint.candidates(iter(tree.folders.values()))))
+    if alone:
+        tree = _without(tree, [f.relative for f in folders if f.relative != "."])
+        reader = Reader(tree)
+        folders = [f for f in folders if f.relative == "."]
+    drafts = _drafts(reader, path, folders)
+    staging = runs.staging(tree)
+    slices = _training_slices(drafts, reader)
+    named = [d.named for d in drafts]
+    files = plan.judge_files(tree.files, [*named, *slices])
+    judged = list(zip(drafts, _own_files(drafts, files), strict=True))
+    for draft, own in judged:
+        _finish(draft, own, caches)
+    return runs.assemble(os.fspath(path), reader, judged, files, staging)
+
+
+def _without(tree: listing.Tree, below: Sequence[str]) -> listing.Tree:
+    """Return a tree without the folders of other artifacts."""
+    gone = tuple(folder + "/" for folder in below)
+    return listing.Tree(
+        tree.root,
+        {path: file for path, file in tree.files.items() if not path.startswith(gone)},
+        {path: folder for path, folder in tree.folders.items() if not (path + "/").startswith(gone)},
+    )
+
+
+def _drafts(reader: Reader, path: Path, folders: Sequence[listing.Folder]) -> list[Draft]:
+    """Return every artifact of the tree, judged, in walking order."""
+    tree = reader.tree
+    known = {folder.relative for folder in folders}
+    found: list[Draft] = []
+    for folder in folders:
+        place = Place(reader, folder.relative)
+        found.extend(_judge(part, place) for part in recognise.parts(place))
+    holders = {d.place.folder for d in found}
+    for relative, folder in tree.folders.items():
+        place = Place(reader, relative)
+        name = _name(place, path)
+        if relative in known and relative in holders:
+            continue
+        state = trainer.is_trainer_folder(place.names, folder.dirs, name) or layout.TRAINER_STATE in place.names
+        if state and not runs.under_staging(relative):
+            inner = any(d.place.folder.startswith(relative + "/") for d in found)
+            if not inner and not layout.is_resume_folder(name):
+                found.append(_state_only(place))
+    if not found:
+        found += [_judge(part, Place(reader, ".")) for part in recognise.parts(Place(reader, "."))]
+    for draft in found:
+        _trainer(draft, path)
+    return found
+
+
+def _judge(part: recognise.Part, place: Place) -> Draft:
+    if part.kind == "adapter":
+        return adapter_folder.judge(place)
+    if part.kind == "model":
+        return model_folder.judge(place)
+    return _recognised(part, place)
+
+
+def _recognised(part: recognise.Part, place: Place) -> Draft:
+    """Return a draft for something that is known by name and not read yet."""
+    draft = Draft(place, part.artifact, None, Named(root=place.folder))
+    files = list(part.files) or [f for f in place.names.values() if layout.is_weights_name(f.name)]
+    if part.kind == "pipeline":
+        below = place.reader.tree.below(place.folder).values()
+        files = [f for f in below if layout.is_weights_name(f.name) and not f.name.endswith(".index.json")]
+    for file in files:
+        if recognise.is_pointer(place, file):
+            draft.findings.append(pointer_finding(file, place.reader))
+        elif file.link is not None:
+            draft.findings.append(dead_link(file.path, file.link))
+        elif file.size == 0:
+            draft.findings.append(
+                findings.finding(
+                    "file-empty", file.path, f"{file.path}: the file is empty (0 bytes)", file=file.path, file_bytes=0
+                )
+            )
+    config = place.table(layout.ADAPTER_CONFIG)
+    if part.kind == "mlx-adapter" and config is not None:
+        draft.config = config
+        draft.facts |= recognise.mlx_facts(config)
+        if not files:
+            path = place.path("adapters.safetensors")
+            draft.add(
+                {"missing_files": [path]},
+                [
+                    findings.finding(
+                        "weights-missing",
+                        path,
+                        f"{path} is missing: the config alone is no adapter",
+                        missing_files=[path],
+                    )
+                ],
+            )
+    if files and not draft.findings:
+        kind = place.reader.container(files[0])
+        draft.facts["container"] = kind
+        draft.findings.append(model_folder.not_handled(files, part.artifact))
+    elif not draft.findings:
+        draft.findings.append(
+            findings.finding(
+                "container-not-handled",
+                place.folder,
+                f"{part.artifact}: recognised and not handled yet by this version",
+                severity="block",
+            )
+        )
+    return draft
+
+
+def _state_only(place: Place) -> Draft:
+    """Return a draft for a trainer's folder without weights that could be published."""
+    draft = Draft(place, "trainer-checkpoint", None, Named(root=place.folder))
+    draft.trainer = True
+    draft.findings.append(
+        findings.finding(
+            "no-artifact",
+            place.folder,
+            "training state, but no weights that could be published",
+            "save the model or the adapter beside the state",
+        )
+    )
+    return draft
+
+
+def _name(place: Place, path: Path) -> str:
+    if place.folder == ".":
+        return os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119 - `.` and `x/..` have names too
+    return place.folder.rpartition("/")[2]
+
+
+def _trainer(draft: Draft, path: Path) -> None:
+    """Take in what a trainer left in the artifact's folder, and the step, which may stand in the folder above."""
+    place = draft.place
+    tree = place.reader.tree
+    name = _name(place, path)
+    dirs = tree.folders[place.folder].dirs
+    draft.trainer = draft.trainer or trainer.is_trainer_folder(place.names, dirs, name)
+    draft.end_mark = checkpoint.end_mark(place.names, name) is not None
+    if draft.trainer:
+        facts, found = trainer.judge(place, name)
+        draft.add(facts, found)
+        draft.step = facts.get("step")
+        tag = facts.get("latest_tag") or (facts.get("tags") or [None])[-1]
+        whole = not any(f.code in {"rank-state-missing", "latest-tag-missing"} for f in found)
+        if draft.facts.get("empty_tensors") and tag in dirs and whole:
+            draft.facts["recoverable_from"] = place.path(str(tag))
+        return
+    draft.add(*trainer.best(place))
+    draft.step = trainer.step_of_place(place, name)
+    if draft.step is None and place.folder != ".":
+        parent = place.folder.rpartition("/")[0] or "."
+        above = Place(place.reader, parent)
+        if parent in tree.folders and (
+            layout.TRAINER_STATE in above.names or layout.is_checkpoint_name(_name(above, path))
+        ):
+            draft.step = trainer.step_of_place(above, _name(above, path))
+    if draft.step is not None:
+        draft.facts["step"] = draft.step
+
+
+def _training_slices(drafts: Sequence[Draft], reader: Reader) -> list[Named]:
+    """Return the bare weights of folders above an artifact as resume-only slices."""
+    roots = {d.place.folder for d in drafts}
+    found: list[Named] = []
+    for relative in reader.tree.folders:
+        prefix = "" if relative == "." else relative + "/"
+        if relative in roots or not any(root.startswith(prefix) for root in roots if root != "."):
+            continue
+        slices = [
+            f.path for f in reader.tree.inside(relative).values() if f.name.endswith(".safetensors") and f.link is None
+        ]
+        if slices:
+            found.append(Named(root=relative, slices=tuple(slices)))
+    return found
+
+
+def _own_files(drafts: Sequence[Draft], files: Sequence[JudgedFile]) -> list[list[JudgedFile]]:
+    """Return the judged files of each artifact: those below its folder and in no deeper artifact."""
+    roots = {d.place.folder for d in drafts}
+    by_root: dict[str, list[JudgedFile]] = {root: [] for root in roots}
+    for one in files:
+        owner = next((folder for folder in plan.folders(one.path) if folder in roots), None)
+        if owner is not None:
+            by_root[owner].append(one)
+    own: list[list[JudgedFile]] = []
+    for draft in drafts:
+        rivals = [d for d in drafts if d is not draft and d.place.folder == draft.place.folder]
+        taken = {p for d in rivals for p in (*d.named.weights, d.named.listing, *d.named.copies, *d.named.stale)}
+        taken |= {d.config_path for d in rivals}
+        own.append([f for f in by_root[draft.place.folder] if f.path not in taken])
+    return own
+
+
+def _finish(draft: Draft, files: list[JudgedFile], caches: Sequence[Path]) -> None:
+    """Judge the files that would be published, read the papers, and settle what is a reason to wait."""
+    place = draft.place
+    tree = place.reader.tree
+    named = {*draft.named.weights, draft.named.listing}
+    for one in files:
+        if not one.publish or (one.path in named and path_fault(one.path) is None):
+            continue
+        draft.findings.extend(_unusable(draft, one))
+    if draft.needs_code:
+        draft.findings.append(
+            findings.finding(
+                "remote-code",
+                draft.config_path or place.folder,
+                "the config names Python files (auto_map) without which the model cannot be loaded; remotes block that "
+                "unless remote_code is allowed",
+                "allow remote_code for the remote, or save the model with a class of the library",
+            )
+        )
+    above = [Path(tree.folders[p].path) for p in runs.parents(place.folder) if p in tree.folders]
+    if draft.kind is not None:
+        papers = paperwork.read(draft, files, above, caches)
+        draft.facts = {**papers.facts, **draft.facts}
+        draft.findings.extend(papers.findings)
+        for path in draft.named.weights[:1]:
+            draft.findings.extend(paperwork.metadata(draft, path))
+        draft.license = papers.license
+    writing = sorted(f.path for f in place.names.values() if layout.is_in_progress(f.name))
+    marks = [f.subject for f in draft.findings if f.code == "end-mark-missing"]
+    if writing:
+        draft.facts["in_progress"] = writing
+        draft.findings.append(
+            findings.finding(
+                "still-writing",
+                writing[0],
+                f"{writing[0]} is still being written" + (f", and {len(writing) - 1} more" if len(writing) > 1 else ""),
+                "wait; if nobody writes any more, delete it",
+                in_progress=writing,
+            )
+        )
+    commit = _COMMIT.search(tree.folders[place.folder].path)
+    if commit is not None:
+        draft.facts["commit"] = commit[1]
+    draft.soften([*writing, *marks])
+    draft.gather_pointers()
+    draft.tell()
+    draft.facts["publishable"] = draft.kind is not None and outcome(draft.findings) in {"accept", "warn"}
+
+
+def _unusable(draft: Draft, one: JudgedFile) -> list[Finding]:
+    """Find a file that would be published and is a pointer, a dead link, badly named, empty, or not JSON."""
+    place = draft.place
+    file = place.reader.tree.files[one.path]
+    if file.link is not None:
+        return [dead_link(file.path, file.link)]
+    inner = one.path if place.folder == "." else one.path.removeprefix(place.folder + "/")
+    fault = path_fault(inner)
+    if fault is not None:
+        return [file_name_unsafe(one.path, fault)]
+    if recognise.is_pointer(place, file):
+        return [pointer_finding(file, place.reader)]
+    told = {f.subject for f in draft.findings}
+    if file.path in told or one.role == plan.CARD_ROLE:
+        return []
+    if file.size == 0 and one.role in {"tokenizer", "config"}:
+        return [
+            findings.finding(
+                "file-empty", file.path, f"{file.path}: the file is empty (0 bytes)", "save it again", file=file.path
+            )
+        ]
+    if (
+        file.name.endswith(".json")
+        and place.reader.table(file) is None
+        and not isinstance(place.reader.document(file), list)
+    ):
+        problem = getattr(place.reader.document(file), "problem", "it holds no JSON object")
+        return [
+            findings.finding(
+                "json-damaged", file.path, f"{file.path} cannot be used: {problem}", "save it again", file=file.path
+            )
+        ]
+    return []

@@ -1,0 +1,90 @@
+"""What a look at a folder gives: frozen values, shared by inspect, admission, commands and daemon."""
+
+from typing import Any
+
+import msgspec
+
+from weighbridge.adapters.plan import JudgedFile
+from weighbridge.registry.types import (
+    SCHEMA_INSPECT,
+    AdapterFacts,
+    BaseFacts,
+    Finding,
+    LicenseFacts,
+    Outcome,
+    Value,
+    WeightsFacts,
+)
+
+
+class Artifact(Value, frozen=True):
+    """One publishable thing in a folder; `root` is absolute, `relative` its path from the inspected folder.
+
+    Paths in `files`, `facts` and `findings` are relative to the inspected folder. `kind` is None for what no name can
+    hold (a container that is not handled yet, a program, training state alone).
+    """
+
+    root: str
+    relative: str
+    artifact: str
+    kind: str | None
+    outcome: Outcome
+    facts: dict[str, Any]
+    findings: list[Finding]
+    files: list[JudgedFile]
+    weights: WeightsFacts | None = None
+    adapter: AdapterFacts | None = None
+    base: BaseFacts = BaseFacts()
+    license: LicenseFacts = LicenseFacts()
+    config: str | None = None
+    """Path of the config that makes it what it is."""
+    step: int | None = None
+    end_mark: bool = False
+    resumable: bool | None = None
+    needs_code: bool = False
+    """Its config names Python files (auto_map) without which it cannot be loaded."""
+
+    sources: dict[str, str] = msgspec.field(default_factory=dict)
+    """Files whose bytes lie elsewhere than under `root` (a Hub cache written without links), with the real place."""
+
+
+class Inspection(Value, frozen=True):
+    """The answer about a folder: what is in it, what is wrong, what would be published and what not."""
+
+    path: str
+    artifact_root: str
+    outcome: Outcome
+    artifact: str | None
+    kind: str | None
+    facts: dict[str, Any]
+    findings: list[Finding]
+    files: list[JudgedFile]
+    artifacts: list[Artifact]
+
+
+def document(inspection: Inspection) -> dict[str, Any]:
+    """Return the JSON object of `registry inspect --json` (docs/schemas/inspect.schema.json)."""
+    return {
+        "schema": SCHEMA_INSPECT,
+        "path": inspection.path,
+        "artifact_root": inspection.artifact_root,
+        "outcome": inspection.outcome,
+        "artifact": inspection.artifact,
+        "kind": inspection.kind,
+        "facts": inspection.facts,
+        "findings": inspection.findings,
+        "files": inspection.files,
+        "artifacts": [_short(one) for one in inspection.artifacts] if len(inspection.artifacts) > 1 else [],
+    }
+
+
+def _short(one: Artifact) -> dict[str, Any]:
+    return {
+        "artifact_root": one.relative,
+        "artifact": one.artifact,
+        "kind": one.kind,
+        "outcome": one.outcome,
+        "step": one.step,
+        "facts": one.facts,
+        "findings": one.findings,
+    }

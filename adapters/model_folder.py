@@ -1,0 +1,340 @@
+"""Judge a whole model in Hugging Face layout: weights, config, tokenizer, generation settings, copies beside it."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from weighbridge.adapters import fit, layout, quantization, recognise, shards, values, weights
+from weighbridge.adapters.draft import Draft, read_json
+from weighbridge.adapters.formats import sniff
+from weighbridge.adapters.listing import File
+from weighbridge.adapters.plan import Named
+from weighbridge.adapters.reading import Place
+from weighbridge.adapters.weights import WeightSet
+from weighbridge.adapters.whole import file_findings, pointer_finding, some
+from weighbridge.registry import findings
+
+VALUES_LIMIT: Final = 256 << 20
+"""Bytes of weights up to which every value of a whole model is looked at; beyond, headers alone are read."""
+
+_OTHER_FORMS: Final = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot")
+
+
+def judge(place: Place) -> Draft:
+    """Return a whole model as a draft."""
+    found = shards.weight_set(place)
+    draft = Draft(place, "full-model", "model", Named(root=place.folder))
+    config = read_json(draft, layout.MODEL_CONFIG, needed=True)
+    draft.config = config
+    draft.config_path = place.path(layout.MODEL_CONFIG)
+    beside = place.table("quantize_config.json")
+    packing = quantization.of(config or {}, beside)
+    pickled = recognise.pickled_weights(place)
+    if found is not None:
+        _take_in(draft, found, packing)
+    elif pickled:
+        _pickles_only(draft, pickled)
+    else:
+        _no_weights(draft)
+    if config is None and layout.MODEL_CONFIG not in place.names and (found is not None or pickled):
+        draft.add({"missing_files": [draft.config_path]}, [_no_config(draft.config_path)])
+    if packing is not None:
+        draft.facts |= {"quant_method": packing.method, "bits": packing.bits}
+    if config is not None:
+        tensors = found.tensors if found is not None else {}
+        draft.add(*fit.judge(config, tensors, packing, draft.config_path))
+        if found is not None and found.sound and not weights.is_packed(tensors):
+            draft.add(*fit.required(config, tensors, draft.config_path))
+        draft.needs_code = bool(config.get("auto_map"))
+        if draft.weights is not None:
+            draft.weights = msgspec.structs.replace(draft.weights, architecture=draft.facts.get("architecture"))
+    _generation(draft)
+    _tokenizer(draft)
+    copies = [*found.copies, *_other_forms(draft, pickled)] if found is not None else []
+    _copies(draft, copies)
+    _parts(draft)
+    draft.named = Named(
+        root=place.folder,
+        weights=(*(found.files if found is not None else ()), *draft.facts.pop("_parts", ())),
+        listing=found.index if found is not None else None,
+        copies=tuple(copies),
+        stale=found.stale if found is not None else (),
+    )
+    return draft
+
+
+def _no_config(path: str) -> Any:
+    return findings.finding(
+        "config-missing",
+        path,
+        f"{path} is missing: weights alone do not say what model they are",
+        "save the model's config beside its weights",
+        missing_files=[path],
+    )
+
+
+def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization | None) -> None:
+    packed = weights.is_packed(found.tensors)
+    quantized = packing is not None and (packed or not found.tensors)
+    counted, summary = weights.summary(
+        found.tensors, bits=packing.bits if packing else None, packed=quantized, shards=max(1, len(found.files))
+    )
+    invalid = sum(1 for f in found.findings if f.code == "tensor-invalid")
+    counted["tensor_count"] += invalid
+    draft.weights = summary
+    draft.add({**counted, **found.facts}, found.findings)
+    if quantized:
+        draft.artifact, draft.kind = "quantized", "quantized"
+    draft.metadata = found.metadata
+    written = (found.metadata or {}).get("format")
+    draft.facts["metadata_format"] = written
+    if written is None and found.sound and not quantized:
+        draft.findings.append(
+            findings.finding(
+                "format-metadata-missing",
+                found.files[0],
+                f"the header of {found.files[0]} does not say its format: several loaders then fail",
+                "save it again with the metadata format=pt; the weights themselves are fine",
+                metadata_format=None,
+            )
+        )
+    empty = sorted(name for name, tensor in found.tensors.items() if 0 in tensor.shape)
+    if empty:
+        draft.add(
+            {"empty_tensors": empty},
+            [
+                findings.finding(
+                    "tensors-empty",
+                    found.owners[empty[0]],
+                    f"{len(empty)} of {len(found.tensors)} tensors have no elements ({some(empty)}): the parts of "
+                    "other ranks were not gathered",
+                    "save again with all ranks gathered",
+                    empty_tensors=empty,
+                )
+            ],
+        )
+    draft.facts["values_checked"] = found.sound and summary.bytes <= VALUES_LIMIT
+    if draft.facts["values_checked"]:
+        look_at_values(draft, found)
+
+
+def look_at_values(draft: Draft, found: WeightSet) -> None:
+    """Find NaN and infinities in a set that is whole."""
+    reader = draft.place.reader
+    nan: dict[str, int] = {}
+    inf: dict[str, int] = {}
+    for path in sorted(set(found.owners.values())):
+        file = reader.tree.files[path]
+        mine = {name: found.tensors[name] for name, owner in found.owners.items() if owner == path}
+        try:
+            for name, seen in values.numbers(Path(file.source), reader.header(file), mine):
+                if seen.nan:
+                    nan[name] = seen.nan
+                if seen.inf:
+                    inf[name] = seen.inf
+        except OSError:
+            return
+    draft.findings.extend(broken_values(found.files[0], nan, inf))
+
+
+def broken_values(subject: str, nan: dict[str, int], inf: dict[str, int]) -> list[Any]:
+    """Return the finding for NaN and infinities, none where there are none."""
+    if not nan and not inf:
+        return []
+    data: dict[str, Any] = ({"nan": nan} if nan else {}) | ({"inf": inf} if inf else {})
+    names = sorted({*nan, *inf})
+    return [
+        findings.finding(
+            "values-nan",
+            subject,
+            f"{len(names)} tensors hold NaN or infinities ({some(names)}): {sum(nan.values())} NaN, "
+            f"{sum(inf.values())} infinite",
+            "publish an earlier checkpoint; the training has diverged",
+            **data,
+        )
+    ]
+
+
+def _pickles_only(draft: Draft, pickled: list[File]) -> None:
+    """Recognise a model whose weights are torch pickles; they are read by a later version."""
+    place = draft.place
+    names = [f.name for f in pickled if not f.name.endswith(".index.json")]
+    index = next((f for f in pickled if f.name.endswith(".index.json")), None)
+    document = place.reader.document(index) if index is not None else None
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    facts: dict[str, Any] = {"pickle_format": True, "missing_files": []}
+    if isinstance(weight_map, dict):
+        listed = sorted({str(v) for v in weight_map.values()})
+        missing = [v for v in listed if v not in names]
+        facts |= {
+            "shards_expected": len(listed),
+            "shards_found": len(listed) - len(missing),
+            "missing_files": [place.path(v) for v in missing],
+        }
+        claims = document.get("metadata") if isinstance(document, dict) else None
+        if isinstance(claims, dict) and isinstance(claims.get("total_size"), (int, float)):
+            facts["index_total_size"] = claims["total_size"]
+        if missing and index is not None:
+            draft.findings.append(
+                findings.finding(
+                    "shard-missing",
+                    index.path,
+                    f"{some(place.path(v) for v in missing)}, named by {index.path}: not there",
+                    "copy the missing file here, or save the model again",
+                    missing_files=facts["missing_files"],
+                )
+            )
+    real = [f for f in pickled if not f.name.endswith(".index.json")]
+    for file in real:
+        if recognise.is_pointer(place, file):
+            draft.findings.append(pointer_finding(file, place.reader))
+        elif file.size == 0 or file.link is not None:
+            draft.findings.extend(file_findings(file, place.reader))
+    if real and not draft.findings:
+        draft.findings.extend(unread_pickles(real, place))
+    draft.add(facts, [])
+
+
+def unread_pickles(files: list[File], place: Place) -> list[Any]:
+    """Return findings for files named like torch pickles: not read yet, or not pickles at all."""
+    kinds = {file.path: place.reader.container(file) for file in files}
+    lying = {path: kind for path, kind in kinds.items() if kind not in sniff.PICKLED}
+    pickles = [file for file in files if file.path not in lying]
+    found = [not_handled(pickles, "torch pickles")] if pickles else []
+    if lying:
+        path = min(lying)
+        found.append(
+            findings.finding(
+                "suffix-lies",
+                path,
+                f"{some(f'{name} is {kind}' for name, kind in sorted(lying.items()))}, no torch pickle: loaders go by "
+                "the name and fail",
+                "give it its true suffix",
+                file=path,
+                container=lying[path],
+                true_formats=lying,
+            )
+        )
+    return found
+
+
+def not_handled(files: list[File], what: str) -> Any:
+    """Return the finding for a container that is recognised and not read yet."""
+    return findings.finding(
+        "container-not-handled",
+        files[0].path,
+        f"{some(f.path for f in files)}: {what}, recognised and not handled yet by this version",
+        "convert the weights to safetensors",
+        severity="block",
+    )
+
+
+def _no_weights(draft: Draft) -> None:
+    path = draft.place.path(layout.MODEL_WEIGHTS)
+    foreign = recognise.foreign_weights(draft.place)
+    if foreign:
+        pointers = [f for f in foreign if recognise.is_pointer(draft.place, f)]
+        draft.findings.extend(pointer_finding(f, draft.place.reader) for f in pointers)
+        rest = [f for f in foreign if f not in pointers]
+        if rest:
+            draft.findings.append(not_handled(rest, "weights of another framework"))
+        return
+    draft.add(
+        {"missing_files": [path], "missing_tensors": []},
+        [
+            findings.finding(
+                "weights-missing",
+                path,
+                f"{draft.config_path} is there and no weights: {path} is missing",
+                "copy the weights here, or save the model again",
+                missing_files=[path],
+            )
+        ],
+    )
+
+
+def _generation(draft: Draft) -> None:
+    table = read_json(draft, layout.GENERATION_CONFIG)
+    if table is not None:
+        draft.add(*fit.generation(table, draft.place.path(layout.GENERATION_CONFIG)))
+
+
+def _tokenizer(draft: Draft) -> None:
+    """Tell of the chat template, and compare the tokenizer with the embedding."""
+    place = draft.place
+    draft.facts["has_chat_template"] = has_chat_template(place)
+    file = place.names.get("tokenizer.json")
+    table = read_json(draft, "tokenizer.json", needed=True)
+    entries = fit.tokenizer_entries(table) if table is not None else None
+    if entries is not None and file is not None:
+        draft.add(*fit.tokenizer(*entries, draft.facts.get("embedding_rows"), file.path))
+
+
+def has_chat_template(place: Place) -> bool:
+    """Return whether a chat template is there, as a file or inside the tokenizer's config."""
+    if any(n in place.names for n in ("chat_template.jinja", "chat_template.json")):
+        return True
+    return bool((place.table("tokenizer_config.json") or {}).get("chat_template"))
+
+
+def _other_forms(draft: Draft, pickled: list[File]) -> list[str]:
+    """Return files that hold the same weights again: pickles beside safetensors, original/, other frameworks."""
+    place = draft.place
+    files = [f.path for f in pickled if not f.name.endswith(".index.json")]
+    files += [place.path(name) for name in _OTHER_FORMS if name in place.names]
+    for name in place.reader.tree.folders[place.folder].dirs:
+        below = place.reader.tree.below(place.path(name))
+        candidates = {p: f for p, f in below.items() if layout.is_weights_name(f.name) and not p.endswith(".json")}
+        if layout.is_form_name(name):
+            files += sorted(candidates)
+        elif not layout.is_checkpoint_name(name) and draft.weights is not None:
+            files += sorted(p for p, f in candidates.items() if _is_copy(draft, f))
+    return files
+
+
+def _is_copy(draft: Draft, file: File) -> bool:
+    """Return whether a file in a folder without a config of its own repeats the model, by the size of its tensors."""
+    reader = draft.place.reader
+    beside = reader.tree.inside(file.folder)
+    if layout.MODEL_CONFIG in beside or layout.ADAPTER_CONFIG in beside or not file.name.endswith(".safetensors"):
+        return False
+    header = reader.header(file)
+    return draft.weights is not None and not header.faults and header.payload_bytes == draft.weights.bytes > 0
+
+
+def _copies(draft: Draft, copies: list[str]) -> None:
+    if not copies:
+        return
+    files = draft.place.reader.tree.files
+    sizes = {path: files[path].size for path in copies}
+    told = some(f"{path} ({size} bytes)" for path, size in sorted(sizes.items()))
+    draft.add(
+        {"extra_full_copies": sorted(copies)},
+        [
+            findings.finding(
+                "copies-extra",
+                copies[0],
+                f"the same weights lie here again and are left out: {told}",
+                "delete what nobody loads",
+                extra_full_copies=sorted(copies),
+                sizes=sizes,
+            )
+        ],
+    )
+
+
+def _parts(draft: Draft) -> None:
+    """Take in the weights of a sentence-transformers pipeline's own layers (2_Dense/model.safetensors)."""
+    place = draft.place
+    if "modules.json" not in place.names:
+        return
+    taken: list[str] = []
+    for name in place.reader.tree.folders[place.folder].dirs:
+        if not layout.is_sentence_part(name):
+            continue
+        for file in place.reader.tree.inside(place.path(name)).values():
+            if file.name.endswith(".safetensors"):
+                draft.findings.extend(file_findings(file, place.reader))
+                taken.append(file.path)
+    draft.facts["_parts"] = taken

@@ -1,0 +1,113 @@
+"""Is a folder structurally whole right now? Names, JSON and headers only; the daemon asks before it takes anything.
+
+An answer other than None is the reason to wait. It says nothing about whether the artifact is any good: that is
+`inspect`'s business, and a folder that stays incomplete is judged there when the wait is over.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from weighbridge.adapters import layout
+from weighbridge.adapters.checkpoint import expected_end_mark
+from weighbridge.adapters.formats import safetensors
+
+JSON_LIMIT: Final = 64 << 20
+"""Bytes of the largest JSON file that is read: the index of a model with a million tensors fits."""
+
+
+def complete(path: Path | str, *, mark: bool = True) -> str | None:
+    """Return why a folder cannot be whole at this moment, or None when its structure says that it is.
+
+    Looks at: staging names, files in progress, the owed end mark, empty files and dangling links among the weights, the
+    header of every safetensors file against its length, every shard an index names, an adapter's two halves, JSON that
+    does not parse. With `mark` False an owed end mark is no reason: it only shortens a wait that quiet time ends too.
+    Raises FileNotFoundError when the folder is gone.
+    """
+    folder = Path(path)
+    with os.scandir(folder) as entries:
+        sizes = {entry.name: _size(entry) for entry in entries if not entry.is_dir()}
+    names = sizes.keys()
+    if layout.is_staging_name(folder.name):
+        return f"the folder still has the staging name {folder.name}"
+    for name in sorted(names):
+        if layout.is_in_progress(name):
+            return f"{name} is still being written"
+    for name in sorted(names):
+        reason = _file_reason(folder, name, sizes[name])
+        if reason:
+            return reason
+    reason = _adapter_reason(names) or _model_reason(folder, names)
+    if reason:
+        return reason
+    owed = expected_end_mark(names, folder.name) if mark else None
+    return f"{owed} is not there yet" if owed else None
+
+
+def _size(entry: os.DirEntry[str]) -> int | None:
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return None
+
+
+def _file_reason(folder: Path, name: str, size: int | None) -> str | None:
+    is_json = name.endswith(".json")
+    if not is_json and not layout.is_weights_name(name):
+        return None
+    if size is None:
+        return f"{name} is a link to nothing"
+    if size == 0:
+        return f"{name} is empty"
+    try:
+        if name.endswith(".safetensors"):
+            faults = safetensors.read(folder / name).faults
+            return f"{name}: {faults[0].message}" if faults else None
+        if is_json and size <= JSON_LIMIT:
+            json.loads((folder / name).read_bytes())
+    except FileNotFoundError:
+        return f"{name} has just vanished"
+    except (ValueError, RecursionError):
+        return f"{name} is not valid JSON yet"
+    return None
+
+
+def _adapter_reason(names: Any) -> str | None:
+    pickled = any(name in names for name in layout.ADAPTER_PICKLES)
+    weights = layout.ADAPTER_WEIGHTS in names
+    config = layout.ADAPTER_CONFIG in names
+    if (weights or pickled) and not config:
+        return f"{layout.ADAPTER_CONFIG} is not there yet"
+    if config and not weights and not pickled and not any(layout.is_weights_name(name) for name in names):
+        return f"{layout.ADAPTER_WEIGHTS} is not there yet"
+    return None
+
+
+def _model_reason(folder: Path, names: Any) -> str | None:
+    indexes = [name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json"))]
+    listed: set[str] = set()
+    for index in sorted(indexes):
+        document = json.loads((folder / index).read_bytes())
+        weight_map = document.get("weight_map") if isinstance(document, dict) else None
+        if not isinstance(weight_map, dict):
+            return f"{index} has no weight map yet"
+        shards = sorted({str(file) for file in weight_map.values()})
+        listed.update(shards)
+        missing = [shard for shard in shards if shard not in names and not (folder / shard).is_file()]
+        if missing:
+            return f"{len(missing)} of {len(shards)} files that {index} names are not there yet, such as {missing[0]}"
+    for name in sorted(names):
+        shard = layout.shard_of(name)
+        if shard is None or shard[3] != "safetensors" or name in listed:
+            continue
+        stem, _, count, _ = shard
+        here = [n for n in names if (s := layout.shard_of(n)) and s[0] == stem and s[2] == count]
+        if not indexes:
+            return (
+                f"{len(here)} of {count} shards are there"
+                if len(here) < count
+                else f"{stem}.safetensors.index.json is not there yet"
+            )
+    model = bool(indexes) or layout.MODEL_WEIGHTS in names
+    return f"{layout.MODEL_CONFIG} is not there yet" if model and layout.MODEL_CONFIG not in names else None

@@ -1,0 +1,130 @@
+"""Look at tensor bytes without a numeric library: NaN and infinities, zeros, equality; in steps of C speed.
+
+A 16-bit float is NaN or infinite when its exponent is all ones, which shows in its high byte; so a strided slice of the
+high bytes and a search for a handful of values finds every suspect, and only suspects are decoded.
+"""
+
+import math
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from weighbridge.adapters.formats.safetensors import Header, Tensor
+from weighbridge.adapters.listing import File, Tree
+from weighbridge.adapters.weights import WeightSet
+
+BLOCK: Final = 8 << 20
+SAME_LIMIT: Final = 1 << 30
+"""Bytes up to which two sets of weights are compared value by value."""
+
+_WIDTH: Final = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+_SUSPECT_BYTES: Final = {
+    "F64": bytes([0x7F, 0xFF]),
+    "F32": bytes([0x7F, 0xFF]),
+    "BF16": bytes([0x7F, 0xFF]),
+    "F16": bytes([0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF]),
+    "F8_E4M3": bytes([0x7F, 0xFF]),
+    "F8_E5M2": bytes([0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF]),
+    "F8_E8M0": bytes([0xFF]),
+}
+_FEW: Final = 512
+_KEEP: Final = {dtype: bytes(b for b in range(256) if b not in marks) for dtype, marks in _SUSPECT_BYTES.items()}
+
+
+class Numbers(NamedTuple):
+    """What the values of one tensor are: how many NaN and infinities, whether all zero, zero bytes at the end."""
+
+    nan: int
+    inf: int
+    zero: bool
+    zero_tail: int
+
+
+def numbers(path: Path, header: Header, names: Mapping[str, Tensor]) -> Iterator[tuple[str, Numbers]]:
+    """Yield the numbers of some tensors of a file, in file order. Raises OSError."""
+    with path.open("rb", buffering=0) as stream:
+        for tensor in sorted(names.values(), key=lambda t: t.begin):
+            nan = inf = 0
+            zero, tail = True, 0
+            stream.seek(header.data_start + tensor.begin)
+            left = tensor.size
+            while left:
+                block = stream.read(min(BLOCK, left))
+                if not block:
+                    break
+                left -= len(block)
+                more_nan, more_inf = special(tensor.dtype, block)
+                nan, inf = nan + more_nan, inf + more_inf
+                rest = len(block.rstrip(b"\0"))
+                zero = zero and rest == 0
+                tail = tail + len(block) if rest == 0 else len(block) - rest
+            yield tensor.name, Numbers(nan, inf, zero, tail)
+
+
+def special(dtype: str, block: bytes) -> tuple[int, int]:
+    """Return how many NaN and how many infinities some whole elements hold; (0, 0) for dtypes that have none."""
+    width = _WIDTH.get(dtype)
+    if width is None:
+        return 0, 0
+    high = block[width - 1 :: width]
+    suspects = len(high.translate(None, _KEEP[dtype]))
+    if not suspects:
+        return 0, 0
+    if width == 1:
+        infinite = high.count(b"\x7c") + high.count(b"\xfc") if dtype == "F8_E5M2" else 0
+        return suspects - infinite, infinite
+    values = _all(dtype, block) if suspects > _FEW else _some(dtype, block, high, width)
+    return sum(map(math.isnan, values)), sum(map(math.isinf, values))
+
+
+def _some(dtype: str, block: bytes, high: bytes, width: int) -> list[float]:
+    """Return the values of the suspects."""
+    picked = bytearray()
+    for mark in _SUSPECT_BYTES[dtype]:
+        at = high.find(mark)
+        while at >= 0:
+            picked += block[at * width : (at + 1) * width]
+            at = high.find(mark, at + 1)
+    return list(_all(dtype, bytes(picked)))
+
+
+def _all(dtype: str, block: bytes) -> Sequence[float]:
+    if dtype == "BF16":
+        wide = bytearray(len(block) * 2)
+        wide[2::4], wide[3::4] = block[0::2], block[1::2]
+        return array("f", bytes(wide))
+    if dtype == "F16":
+        return struct.unpack(f"<{len(block) // 2}e", block)
+    return array("d" if dtype == "F64" else "f", block)
+
+
+def same_tensors(tree: Tree, ours: WeightSet, header: Header, theirs: File) -> bool | None:
+    """Return whether a file holds the same values as a set, tensor by tensor; None where that is too much to read."""
+    if header.payload_bytes > SAME_LIMIT or header.faults:
+        return None
+    try:
+        with Path(theirs.source).open("rb") as other:
+            for path in sorted(set(ours.owners.values())):
+                mine = [ours.tensors[name] for name, owner in ours.owners.items() if owner == path]
+                if not _same_part(Path(tree.files[path].source), mine, other, header):
+                    return False
+    except OSError:
+        return None
+    return True
+
+
+def _same_part(path: Path, mine: Sequence[Tensor], other: BinaryIO, header: Header) -> bool:
+    with path.open("rb") as stream:
+        start = 8 + int.from_bytes(stream.read(8), "little")
+        for tensor in sorted(mine, key=lambda t: t.begin):
+            stream.seek(start + tensor.begin)
+            other.seek(header.data_start + header.tensors[tensor.name].begin)
+            left = tensor.size
+            while left:
+                block = stream.read(min(BLOCK, left))
+                if not block or block != other.read(len(block)):
+                    return False
+                left -= len(block)
+    return True

@@ -1,0 +1,564 @@
+"""Watching: the scan is the truth, events are hints, links are followed once, and nothing idle costs much."""
+
+# ruff: noqa: ARG002 - the ledger's interface names more than the notebook writes down
+
+import errno
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weighbridge.config.settings import WatchRule
+from weighbridge.daemon import watch
+from weighbridge.daemon.folders import Folders, Known, Settlement
+from weighbridge.daemon.scan import Scan, Tree
+from weighbridge.daemon.watch import Hints, Mode
+from weighbridge_testlib.builders import deepspeed_state, llama_model, lora_adapter, run_root, trainer_checkpoint
+
+
+class Notebook:
+    """A ledger in memory."""
+
+    def __init__(self) -> None:
+        self.settlements: list[Settlement] = []
+        self.lost: list[str] = []
+        self.late: list[tuple[str, str]] = []
+        self.aside: dict[str, tuple[Known, int]] = {}
+        self.first: bool = False
+        self.memory: dict[str, Known] = {}
+
+    def known(self, path: str) -> Known | None:
+        """Return what was settled at a path."""
+        return self.memory.get(path)
+
+    def seen(self, rule: WatchRule, path: str) -> float:
+        """Know of no earlier wait."""
+        return 0.0
+
+    def settled(self, settlement: Settlement) -> None:
+        """Write it down."""
+        self.settlements.append(settlement)
+        self.memory[settlement.path] = settlement.known
+
+    def overdue(self, rule: WatchRule, path: str, reason: str, waited: float) -> None:
+        """Write it down."""
+        self.late.append((path, reason))
+
+    def gone(self, path: str) -> None:
+        """Write it down."""
+        self.lost.append(path)
+        self.memory.pop(path, None)
+
+    def first_scan(self, rule: WatchRule) -> bool:
+        """Say what the test wants."""
+        return self.first
+
+    def baseline(self, rule: WatchRule, standing: Mapping[str, tuple[Known, int]]) -> None:
+        """Write it down."""
+        self.aside = dict(standing)
+        self.memory |= {path: known for path, (known, _) in standing.items()}
+
+    def names(self) -> list[str]:
+        """Return the names of what settled, in order."""
+        return [Path(s.path).name for s in self.settlements]
+
+
+class Clock:
+    """A monotonic clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def _folders(
+    root: Path,
+    book: Notebook,
+    clock: Callable[[], float],
+    *,
+    hints: Hints | None = None,
+    quiet: float = 60.0,
+    scan: float = 30.0,
+    wait_limit: float = 86400.0,
+) -> Folders:
+    given = hints or Hints(threading.Event())
+    return Folders([WatchRule(root)], book, given, quiet=quiet, scan=scan, wait_limit=wait_limit, clock=clock)
+
+
+def _let(folders: Folders, clock: Clock, seconds: float, pace: float = 0.5) -> None:
+    end = clock.now + seconds
+    while clock.now < end:
+        folders.step()
+        clock.now += pace
+        if int(clock.now) % 30 == 0:
+            folders.request_scan()
+    folders.step()
+
+
+@pytest.fixture
+def hints() -> Iterator[Hints]:
+    """Give watches and take them back."""
+    wake = threading.Event()
+    found = Hints(wake)
+    yield found
+    found.stop()
+
+
+# ---------------------------------------------------------------------------------------------------------- the scan
+
+
+def test_a_scan_finds_candidates_at_any_depth(tmp_path: Path) -> None:
+    """Every folder that may hold an artifact is found, the run's root among them."""
+    run_root(tmp_path / "team/run", steps=(1, 2))
+    lora_adapter(tmp_path / "run/a/b/c/d/checkpoint-7")
+    (tmp_path / "empty").mkdir()
+    found = Tree(str(tmp_path)).scan().new
+    names = sorted(os.path.relpath(p, tmp_path) for p in found)
+    assert names == ["run/a/b/c/d/checkpoint-7", "team/run", "team/run/checkpoint-1", "team/run/checkpoint-2"]
+
+
+def test_an_idle_scan_asks_containers_only(tmp_path: Path) -> None:
+    """With events at work, finished folders that are not young cost nothing."""
+    for number in range(30):
+        folder = lora_adapter(tmp_path / f"run/checkpoint-{number}")
+        os.utime(folder, (time.time() - 7200,) * 2)
+    tree = Tree(str(tmp_path))
+    tree.scan()
+    tree.scan(hinted=True)
+    idle = tree.scan(hinted=True)
+    assert idle.asked <= 3
+    assert not idle.new
+    assert not idle.changed
+    full = tree.scan(full=True)
+    assert full.asked >= 32
+
+
+def test_without_events_young_folders_are_asked_at_every_scan(tmp_path: Path) -> None:
+    """On a network file system one stat a folder finds a late file."""
+    folder = lora_adapter(tmp_path / "run/final")
+    tree = Tree(str(tmp_path))
+    for _ in range(3):
+        tree.scan()
+    (folder / "tokenizer.json").write_text("{}")
+    assert tree.scan().changed == [str(folder)]
+
+
+def test_a_folder_made_anew_under_its_name_is_noticed(tmp_path: Path) -> None:
+    """Deleted and made again between two scans: changed, not unchanged."""
+    folder = lora_adapter(tmp_path / "run/final", seed=1)
+    tree = Tree(str(tmp_path))
+    tree.scan()
+    tree.scan()
+    before = tree.look(str(folder))
+    shutil.rmtree(folder)
+    lora_adapter(folder, seed=2)
+    scan = tree.scan()
+    assert str(folder) in scan.changed + scan.new
+    assert tree.look(str(folder)) != before
+
+
+def test_vanished_folders_are_named(tmp_path: Path) -> None:
+    """Rotation takes folders away; everything below goes with them."""
+    lora_adapter(tmp_path / "run/checkpoint-1")
+    lora_adapter(tmp_path / "run/checkpoint-2")
+    tree = Tree(str(tmp_path))
+    tree.scan()
+    shutil.rmtree(tmp_path / "run/checkpoint-1")
+    assert tree.scan().gone == [str(tmp_path / "run/checkpoint-1")]
+    shutil.rmtree(tmp_path / "run")
+    assert tree.scan().gone == [str(tmp_path / "run/checkpoint-2")]
+
+
+def test_a_missing_root_proves_nothing(tmp_path: Path) -> None:
+    """An unmounted root makes no folder vanish, and what comes back is as it was."""
+    root = tmp_path / "watched"
+    lora_adapter(root / "run/checkpoint-1")
+    tree = Tree(str(root))
+    tree.scan()
+    root.rename(tmp_path / "away")
+    scan = tree.scan()
+    assert tree.missing
+    assert not scan.gone
+    (tmp_path / "away").rename(root)
+    assert not tree.scan().gone
+    assert not tree.missing
+
+
+def test_links_are_followed_once(tmp_path: Path) -> None:
+    """An output folder on another disk is found through its link; `last`, loops and second links are no second ones."""
+    disk = tmp_path / "disk2/real"
+    lora_adapter(disk / "checkpoint-3")
+    root = tmp_path / "watched"
+    root.mkdir()
+    (root / "run").symlink_to("../disk2/real")
+    (disk / "last").symlink_to("checkpoint-3")
+    (disk / "loop").symlink_to("..")
+    (root / "again").symlink_to("../disk2/real")
+    (root / "up").symlink_to("..")
+    found = Tree(str(root)).scan().new
+    assert [Path(p).name for p in found] == ["checkpoint-3"]
+
+
+def test_a_link_whose_target_comes_later_is_found(tmp_path: Path) -> None:
+    """A link to nothing is asked again at every scan."""
+    root = tmp_path / "watched"
+    root.mkdir()
+    (root / "run").symlink_to("../disk2/real")
+    tree = Tree(str(root))
+    tree.scan()
+    tree.scan()
+    lora_adapter(tmp_path / "disk2/real/checkpoint-3")
+    assert [Path(p).name for p in tree.scan().new] == ["checkpoint-3"]
+
+
+def test_ignored_folders_are_never_entered(tmp_path: Path) -> None:
+    """Patterns decide before descending; hidden folders and our own remotes are left alone."""
+    for name in ("wandb/x", "tmp-checkpoint-5", ".hidden/x", "remote/models/x/v1", "run/checkpoint-1"):
+        lora_adapter(tmp_path / name)
+    tree = Tree(str(tmp_path), ("wandb/", "tmp-*"), (str(tmp_path / "remote"),))
+    assert [Path(p).name for p in tree.scan().new] == ["checkpoint-1"]
+    assert not any("remote" in p for p in tree.nodes)
+
+
+def test_a_look_takes_in_what_belongs_to_the_artifact(tmp_path: Path) -> None:
+    """Rank folders count for their checkpoint; checkpoints, logs and ignored names do not count for their run."""
+    run = run_root(tmp_path / "run", steps=(1,))
+    deepspeed_state(run / "checkpoint-1", step=1, ranks=2)
+    (run / "runs").mkdir()
+    (run / "runs/events.out.tfevents.1").write_text("x")
+    (run / "notes.tmp").write_text("x")
+    tree = Tree(str(tmp_path), ("*.tmp",))
+    tree.scan()
+    root = tree.look(str(run))
+    checkpoint = tree.look(str(run / "checkpoint-1"))
+    assert root is not None
+    assert checkpoint is not None
+    assert not [f.path for f in root.files if "/" in f.path or f.path == "notes.tmp"]
+    assert "global_step1/zero_pp_rank_1_mp_rank_00_optim_states.pt" in {f.path for f in checkpoint.files}
+
+
+def test_parts_of_a_model_are_no_artifacts_of_their_own(tmp_path: Path) -> None:
+    """Other forms and rank folders inside a model belong to it."""
+    model = llama_model(tmp_path / "run/model")
+    llama_model(model / "original")
+    (model / "onnx").mkdir()
+    (model / "onnx/model.onnx").write_bytes(b"x")
+    assert [Path(p).name for p in Tree(str(tmp_path)).scan().new] == ["model"]
+
+
+def test_a_change_within_one_tick_of_the_clock_is_found_by_the_next_scan(tmp_path: Path) -> None:
+    """A folder that just changed is listed once more, because its time may hide a second change."""
+    run = tmp_path / "run"
+    lora_adapter(run / "checkpoint-1")
+    tree = Tree(str(tmp_path))
+    tree.scan()
+    tree.scan()
+    lora_adapter(run / "checkpoint-2")
+    moment = run.stat()
+    tree.scan()
+    lora_adapter(run / "checkpoint-3")
+    os.utime(run, ns=(moment.st_atime_ns, moment.st_mtime_ns))
+    assert str(run / "checkpoint-3") in tree.scan().new
+
+
+# --------------------------------------------------------------------------------------------------------- the folders
+
+
+def test_a_finished_checkpoint_is_handed_over_once(tmp_path: Path) -> None:
+    """It settles after its rest and is not handed over again while nothing changes."""
+    trainer_checkpoint(tmp_path / "run/checkpoint-5", step=5)
+    book, clock = Notebook(), Clock()
+    folders = _folders(tmp_path, book, clock)
+    _let(folders, clock, 300)
+    assert book.names() == ["checkpoint-5"]
+    assert book.settlements[0].marked
+
+
+def test_a_stalled_writer_is_waited_for(tmp_path: Path) -> None:
+    """Shards with pauses, the index last, then a late tokenizer: one settlement, after the last file."""
+    whole = llama_model(tmp_path / "whole", shards=4)
+    root = tmp_path / "watched"
+    target = root / "run/final"
+    target.mkdir(parents=True)
+    book, clock = Notebook(), Clock()
+    folders = _folders(root, book, clock)
+    names = [p.name for p in whole.iterdir() if p.suffix == ".safetensors"]
+    for name in [*sorted(names), "config.json", "model.safetensors.index.json"]:
+        body = (whole / name).read_bytes()
+        for part in (body[: len(body) // 2], body[len(body) // 2 :]):
+            with (target / name).open("ab") as stream:
+                stream.write(part)
+            folders.request_scan()
+            _let(folders, clock, 2.5)
+    _let(folders, clock, 6)
+    shutil.copyfile(whole / "tokenizer.json", target / "tokenizer.json")
+    written = clock.now
+    _let(folders, clock, 50)
+    assert not book.settlements
+    _let(folders, clock, 20)
+    assert book.names() == ["final"]
+    assert clock.now - written < 60 + 10 + 1
+
+
+def test_a_late_file_is_a_new_settlement(tmp_path: Path) -> None:
+    """A tokenizer that comes after all makes the folder settle again."""
+    folder = lora_adapter(tmp_path / "run/final")
+    book, clock = Notebook(), Clock()
+    folders = _folders(tmp_path, book, clock)
+    _let(folders, clock, 70)
+    (folder / "tokenizer.json").write_text("{}")
+    _let(folders, clock, 140)
+    assert book.names() == ["final", "final"]
+    assert book.settlements[0].known != book.settlements[1].known
+
+
+def test_growth_in_place_is_seen_without_events(tmp_path: Path) -> None:
+    """A file that grows changes no folder time; an unfinished folder is looked at file by file."""
+    folder = lora_adapter(tmp_path / "run/final")
+    body = (folder / "adapter_model.safetensors").read_bytes()
+    with (folder / "adapter_model.safetensors").open("r+b") as stream:
+        stream.truncate(100)
+    book, clock = Notebook(), Clock()
+    folders = _folders(tmp_path, book, clock)
+    _let(folders, clock, 100)
+    (waiting,) = folders.waiting()
+    assert "adapter_model.safetensors" in waiting.reason
+    with (folder / "adapter_model.safetensors").open("ab") as stream:
+        stream.write(body[100:])
+    _let(folders, clock, 130)
+    assert book.names() == ["final"]
+
+
+def test_a_wait_beyond_the_limit_is_told_once_and_ends_when_the_file_comes(tmp_path: Path) -> None:
+    """Waiting too long is a finding, never a publication."""
+    folder = tmp_path / "run/final"
+    lora_adapter(folder)
+    (folder / "adapter_config.json").rename(tmp_path / "config")
+    book, clock = Notebook(), Clock()
+    folders = _folders(tmp_path, book, clock, wait_limit=600.0)
+    _let(folders, clock, 1500, pace=5)
+    assert [p for p, _ in book.late] == [str(folder)]
+    assert "adapter_config.json" in book.late[0][1]
+    assert not book.settlements
+    (tmp_path / "config").rename(folder / "adapter_config.json")
+    _let(folders, clock, 1000, pace=5)
+    assert book.names() == ["final"]
+
+
+def test_what_stands_at_the_first_scan_is_set_aside_until_it_changes(tmp_path: Path) -> None:
+    """A first start publishes nothing old; a folder that goes on changing is not old."""
+    lora_adapter(tmp_path / "run/old")
+    growing = lora_adapter(tmp_path / "run/growing")
+    book, clock = Notebook(), Clock()
+    book.first = True
+    folders = _folders(tmp_path, book, clock)
+    _let(folders, clock, 70)
+    assert sorted(Path(p).name for p in book.aside) == ["growing", "old"]
+    assert not book.settlements
+    (growing / "tokenizer.json").write_text("{}")
+    lora_adapter(tmp_path / "run/new")
+    _let(folders, clock, 140)
+    assert sorted(book.names()) == ["growing", "new"]
+
+
+def test_rotation_while_waiting(tmp_path: Path) -> None:
+    """A folder that goes away before it settled is named gone and forgotten."""
+    folder = lora_adapter(tmp_path / "run/checkpoint-1")
+    book, clock = Notebook(), Clock()
+    folders = _folders(tmp_path, book, clock)
+    _let(folders, clock, 5)
+    shutil.rmtree(folder)
+    _let(folders, clock, 40)
+    assert book.lost == [str(folder)]
+    assert not folders.waiting()
+    assert not book.settlements
+
+
+def test_a_folder_that_cannot_be_read_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permission denied is a reason to wait, not to forget."""
+    lora_adapter(tmp_path / "run/final")
+    book, clock = Notebook(), Clock()
+    folders = _folders(tmp_path, book, clock)
+    _let(folders, clock, 1)
+
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    tree = folders.roots[str(tmp_path)].tree
+    monkeypatch.setattr(tree, "look", refuse)
+    _let(folders, clock, 40)
+    assert not book.lost
+    assert "cannot be read" in folders.waiting()[0].reason
+
+
+def test_scans_keep_their_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next scan begins no sooner than a hundred times the last one's duration."""
+    lora_adapter(tmp_path / "run/final")
+    book, clock = Notebook(), Clock()
+    folders = _folders(tmp_path, book, clock)
+    state = folders.roots[str(tmp_path)]
+    inner = state.tree.scan
+
+    def slow(**how: Any) -> Scan:
+        clock.now += 1.0
+        return inner(**how)
+
+    monkeypatch.setattr(state.tree, "scan", slow)
+    folders.step()
+    state.duration = 1.0
+    scans = state.scans
+    for _ in range(9):
+        clock.now += 10
+        folders.request_scan()
+        folders.step()
+    assert state.scans == scans
+    clock.now += 12
+    folders.step()
+    assert state.scans == scans + 1
+
+
+# ----------------------------------------------------------------------------------------------------------- the hints
+
+
+def _wait_for(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_events_name_the_folder_that_was_touched(tmp_path: Path, hints: Hints) -> None:
+    """A file that was closed or renamed and a folder that was made or moved mark their folders."""
+    root = tmp_path.resolve()
+    (root / "run").mkdir()
+    hints.start([str(root)])
+    assert hints.modes[str(root)] == Mode("inotify")
+    seen: set[str] = set()
+    (root / "run/a.txt").write_text("x")
+    (root / "run/a.txt").rename(root / "run/b.txt")
+    (root / "tmp-checkpoint-5").mkdir()
+    (root / "tmp-checkpoint-5").rename(root / "checkpoint-5")
+
+    def all_there() -> bool:
+        seen.update(hints.take().folders)
+        return {str(root / "run"), str(root / "checkpoint-5")} <= seen
+
+    _wait_for(all_there)
+
+
+def test_with_events_a_new_checkpoint_is_seen_before_the_scan(tmp_path: Path, hints: Hints) -> None:
+    """A hint leads to the folder although no scan is due for a long time."""
+    (tmp_path / "run").mkdir()
+    hints.start([str(tmp_path)])
+    book = Notebook()
+    folders = _folders(tmp_path, book, time.monotonic, hints=hints, quiet=0.3, scan=3600.0)
+    folders.step()
+    lora_adapter(tmp_path / "run/deep/er/checkpoint-1")
+    _wait_for(lambda: folders.step() and book.settlements, 10)
+    assert book.names() == ["checkpoint-1"]
+
+
+def test_an_overflow_makes_everything_be_scanned_anew(tmp_path: Path, hints: Hints) -> None:
+    """Watchdog tells only its log of lost events; that is heard, and a full scan follows."""
+    lora_adapter(tmp_path / "run/checkpoint-1")
+    hints.start([str(tmp_path)])
+    clock = Clock()
+    folders = _folders(tmp_path, Notebook(), clock, hints=hints)
+    _let(folders, clock, 2)
+    logging.getLogger("watchdog.observers.inotify_c").warning("Inotify queue overflowed; filesystem events were lost")
+    assert hints.overflows == 1
+    before = folders.roots[str(tmp_path)].full
+    clock.now += 60
+    folders.step()
+    assert folders.roots[str(tmp_path)].full > before
+
+
+def test_no_instances_left_means_scanning(tmp_path: Path, hints: Hints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel refuses, the root is scanned only and says why."""
+
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "inotify instance limit reached")
+
+    monkeypatch.setattr(watch, "InotifyObserver", refuse)
+    hints.start([str(tmp_path)])
+    assert hints.modes[str(tmp_path)].kind == "scan"
+    assert "max_user_instances" in (hints.modes[str(tmp_path)].reason or "")
+
+
+def test_too_few_watches_mean_scanning(tmp_path: Path, hints: Hints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watchdog does not tell of sub-folders it could not watch; the kernel's own count does."""
+    for number in range(5):
+        lora_adapter(tmp_path / f"run/checkpoint-{number}")
+    hints.start([str(tmp_path)])
+    assert watch.kernel_watches() == 7
+    folders = _folders(tmp_path, Notebook(), Clock(), hints=hints)
+    monkeypatch.setattr(watch, "kernel_watches", lambda: 3)
+    folders.step()
+    assert folders.mode(str(tmp_path)).kind == "scan"
+    assert "max_user_watches" in (folders.mode(str(tmp_path)).reason or "")
+
+
+def test_a_network_root_is_scanned_only(tmp_path: Path, hints: Hints) -> None:
+    """Events of other hosts do not come, so none are asked for."""
+    hints.start([str(tmp_path)], scan_only=[(str(tmp_path), "nfs4")])
+    assert hints.modes[str(tmp_path)] == Mode("scan", "nfs4")
+    assert watch.kernel_watches() == 0
+
+
+def test_a_linked_root_is_watched_where_it_really_lies(tmp_path: Path, hints: Hints) -> None:
+    """Events are told under the name that people configured."""
+    real = tmp_path / "disk2/runs"
+    real.mkdir(parents=True)
+    root = tmp_path / "watched"
+    root.symlink_to(real)
+    hints.start([str(root)])
+    (real / "checkpoint-1").mkdir()
+    _wait_for(lambda: str(root / "checkpoint-1") in hints.take().folders)
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_events_or_not_the_result_is_the_same(tmp_path: Path, hints: Hints, events: bool) -> None:
+    """A burst of folders, files and renames ends in the same settlements with and without events."""
+    if events:
+        hints.start([str(tmp_path)])
+    book = Notebook()
+    folders = _folders(tmp_path, book, time.monotonic, hints=hints, quiet=0.3, scan=0.5)
+    folders.step()
+    for number in range(12):
+        lora_adapter(tmp_path / f"run/a/b/checkpoint-{number}", seed=number)
+    lora_adapter(tmp_path / "run/tmp-final").rename(tmp_path / "run/final")
+    shutil.rmtree(tmp_path / "run/a/b/checkpoint-0")
+
+    def settled() -> bool:
+        folders.request_scan()
+        folders.step()
+        time.sleep(0.02)
+        return len(set(book.names()) - {"checkpoint-0"}) == 12
+
+    _wait_for(settled, 20)
+    assert set(book.names()) - {"checkpoint-0"} == {"final", *(f"checkpoint-{n}" for n in range(1, 12))}
+    assert len(book.names()) == len(set(book.names()))
+
+
+def test_a_burst_of_small_files_does_not_hide_a_checkpoint(tmp_path: Path, hints: Hints) -> None:
+    """Thousands of events for one noisy folder, and the checkpoint beside it is found."""
+    cache = tmp_path / "run/cache"
+    cache.mkdir(parents=True)
+    hints.start([str(tmp_path)])
+    book = Notebook()
+    folders = _folders(tmp_path, book, time.monotonic, hints=hints, quiet=0.3, scan=1.0)
+    folders.step()
+    for number in range(3000):
+        (cache / f"{number}.tmp").touch()
+    lora_adapter(tmp_path / "run/checkpoint-5")
+    _wait_for(lambda: folders.step() and book.settlements, 15)
+    assert book.names() == ["checkpoint-5"]
