@@ -94,18 +94,17 @@ def render(settings: Settings, program: Path, config: Path, environ: Mapping[str
 
 
 def template(name: str) -> str:
-    """Return a file of systemd/, from the installed distribution or, in a checkout, from the repository."""
+    """Return a file of systemd/, from the repository in a checkout, else from the installed distribution."""
+    checkout = Path(str(files("weighbridge.daemon"))).resolve().parent / "systemd" / name
+    if checkout.is_file():
+        return checkout.read_text(encoding="utf-8")
     with suppress(PackageNotFoundError):
         for file in distribution("weighbridge").files or ():
             if file.name == name and file.parent.name == "systemd":
                 return Path(str(file.locate())).read_text(encoding="utf-8")
-    checkout = Path(str(files("weighbridge.daemon"))).resolve().parent / "systemd" / name
-    try:
-        return checkout.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise NotFoundError(
-            f"the template {name} is not part of this installation", fix="pip install --force-reinstall weighbridge"
-        ) from error
+    raise NotFoundError(
+        f"the template {name} is not part of this installation", fix="pip install --force-reinstall weighbridge"
+    )
 
 
 def find_program() -> Path:

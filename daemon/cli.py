@@ -1,0 +1,150 @@
+"""The command `registryd`: run the daemon, make one passage without it, drain a path, install a unit."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weighbridge.config.load import load
+from weighbridge.registry import errors, shell
+from weighbridge.registry.refs import shown
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+
+config_option = click.option(
+    "--config", metavar="FILE", help="The configuration file [default: WEIGHBRIDGE_CONFIG, the system's, the user's]."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="weighbridge", prog_name="registryd")
+def registryd() -> None:
+    """Watch training output folders and publish what is proven whole."""
+
+
+@registryd.command()
+@config_option
+@click.option("--scan-only", is_flag=True, help="Use no file events, the periodic scan alone.")
+def run(config: str | None, scan_only: bool) -> int:
+    """Run the daemon in the foreground until SIGTERM; SIGHUP reads the configuration again.
+
+    Ends 0 after a stop, 2 when the configuration is not usable, 7 when another daemon works on the same state.
+    """
+    from weighbridge.daemon.service import serve  # noqa: PLC0415 - `--help` must not pay for the whole daemon
+
+    return serve(lambda: load(config), os.environ, scan_only=scan_only)
+
+
+@registryd.command()
+@config_option
+@click.option("--backfill", is_flag=True, help="Take what was there before the first start, too.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be published, with count and bytes.")
+@json_option
+def once(config: str | None, backfill: bool, dry_run: bool, as_json: bool) -> int:
+    """Scan once, publish what is finished and due, and end.
+
+    Ends 0 when all that is due is published, 5 when something is blocked, 8 when a folder is not finished, 6 when a
+    remote gives no answer, 7 when a daemon works on the same state.
+    """
+    settings = load(config)
+    if dry_run:
+        from weighbridge.daemon.preview import preview  # noqa: PLC0415 - as above
+
+        return _print_preview(preview(settings, os.environ, backfill=backfill), as_json=as_json)
+    from weighbridge.daemon.passage import once as passage  # noqa: PLC0415 - as above
+
+    done = passage(settings, os.environ, backfill=backfill)
+    if as_json:
+        rows = [{"name": j.name, "n": j.n, "path": j.path, "content": j.content} for j in done.published]
+        _say(json.dumps({"schema": "weighbridge/once/1", "published": rows}))
+    else:
+        for job in done.published:
+            _say(f"{job.name}@v{job.n}  {shown(job.path)}")
+    if done.error is not None:
+        raise done.error
+    return 0
+
+
+@registryd.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--deadline", default="20m", metavar="SPAN", help="How long to wait, such as 90s or 20m [default: 20m].")
+@config_option
+@json_option
+def drain(path: Path, deadline: str, config: str | None, as_json: bool) -> int:
+    """Return when everything under PATH is published, for Slurm epilogs and pod pre-stop hooks.
+
+    Asks the running daemon; without one it does the work itself. Ends 0 only when the home remote has confirmed every
+    artifact under PATH that its rule publishes, 5 when one of them is blocked, 8 when the deadline passed.
+    """
+    from weighbridge.daemon import drain as draining  # noqa: PLC0415 - as above
+
+    settings = load(config)
+    seconds = _seconds(deadline)
+    absolute = os.path.abspath(path)  # noqa: PTH100 - links stay as they are: they are watched under their names
+    try:
+        answer = draining.by_socket(str(settings.daemon.socket), absolute, seconds)
+    except errors.UnreachableError:
+        from weighbridge.daemon.passage import drained  # noqa: PLC0415 - as above
+
+        answer = drained(settings, os.environ, absolute, seconds)
+    if as_json:
+        _say(json.dumps({"schema": "weighbridge/drain/1"} | {k: v for k, v in answer.items() if k != "token"}))
+    else:
+        for ref in answer["published"]:
+            _say(ref)
+    draining.verdict(answer, absolute, seconds)
+    return 0
+
+
+@registryd.command("install-unit")
+@click.option("--user", is_flag=True, help="A unit of this user instead of one of the system.")
+@click.option("--to", type=click.Path(path_type=Path), metavar="FOLDER", help="Write into another folder.")
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The configuration the unit names.")
+@click.option("--program", type=click.Path(path_type=Path), metavar="FILE", help="The registryd that the unit starts.")
+def install_unit(user: bool, to: Path | None, config: Path | None, program: Path | None) -> int:
+    """Write the systemd unit with the paths of this installation, and say what to type next."""
+    from weighbridge.daemon.install import install_unit as install  # noqa: PLC0415 - as above
+
+    done = install(user=user, to=to, config=config, program=program)
+    for path in done.paths:
+        _say(str(path))
+    for warning in done.warnings:
+        sys.stderr.write(f"warning: {warning}\n")
+    sys.stderr.write("".join(f"next: {command}\n" for command in done.commands))
+    return 0
+
+
+def _print_preview(rows: list[dict[str, Any]], *, as_json: bool) -> int:
+    total = sum(row["size"] for row in rows if row["publish"])
+    count = sum(1 for row in rows if row["publish"])
+    if as_json:
+        _say(json.dumps({"schema": "weighbridge/preview/1", "count": count, "bytes": total, "artifacts": rows}))
+        return 0
+    for row in rows:
+        verdict = f"{row['name']}" if row["publish"] else f"- {row['reason']}"
+        _say(f"{row['size']:>14}  {row['kind'] or '-':<9}  {shown(row['path'])}  {shown(verdict)}")
+    sys.stderr.write(f"{count} would be published, {total} bytes; {len(rows) - count} would not\n")
+    return 0
+
+
+def _seconds(text: str) -> float:
+    match = _SPAN.fullmatch(text.strip())
+    if match is None:
+        raise errors.UsageError(f"'{shown(text)}' is no span of time", fix="write 90s, 20m or 2h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; every error is turned into words by `shell.run`."""
+    return shell.run(registryd, "registryd", arguments)

@@ -1,0 +1,404 @@
+"""From a folder at rest to a staged bundle: what is in it, may it go, under which name, and a private copy of it.
+
+The folder must be at the instant of judging, and still after copying, what the watch saw at rest; else nothing is
+staged and it is watched again.
+"""
+
+import glob
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from weighbridge.adapters import history, layout, sidecar
+from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.inspection import Artifact
+from weighbridge.adapters.plan import Allowed, Policy
+from weighbridge.config.settings import DaemonSettings, RemoteSettings, WatchRule
+from weighbridge.daemon import policy, runs
+from weighbridge.daemon.drift import recheck
+from weighbridge.daemon.homes import Home, Homes
+from weighbridge.daemon.jobstore import Job, JobStore
+from weighbridge.daemon.settle import Listing
+from weighbridge.daemon.tagging import tag_best
+from weighbridge.registry import errors, findings, types
+from weighbridge.registry.flow import stage as staging
+from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.remotes.protocol import Progress
+from weighbridge.registry.times import spelled
+
+LATER: Final = 60.0
+"""Seconds until a folder that inspect calls unfinished is asked again."""
+
+STAGING: Final = "staging"
+"""Our own staging folder, inside the state folder."""
+
+Look = Callable[[str, str], Listing | None]
+"""Gives the files of a folder under a root as the watch sees them."""
+
+Below = Callable[[str, str], Iterable[str]]
+"""Gives the folders below one that are artifacts of their own."""
+
+
+class Judged(NamedTuple):
+    """An artifact that could be published, with the run it belongs to and what the run's sidecar says."""
+
+    job: Job
+    artifact: Artifact
+    run: runs.Run
+    note: sidecar.Sidecar
+
+
+class Taken(NamedTuple):
+    """A staged artifact."""
+
+    job: Job
+    bundle: staging.Bundle
+    facts: types.Facts
+    people: str | None
+
+
+class Unfit(NamedTuple):
+    """Nothing was staged: the job was set aside, blocked or told to wait, and this is it afterwards."""
+
+    job: Job | None
+
+
+class Intake:
+    """Judges and stages; the only part of the daemon that reads what lies in watched folders."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        homes: Homes,
+        rules: Mapping[str, WatchRule],
+        remotes: Mapping[str, RemoteSettings],
+        settings: DaemonSettings,
+        *,
+        host: str,
+        mountinfo: str,
+        look: Look,
+        below: Below,
+        caches: Sequence[Path] = (),
+    ) -> None:
+        """`look` and `below` are the watch's eyes; `caches` are Hub caches that may hold bases."""
+        self._store = store
+        self._homes = homes
+        self._rules = rules
+        self._remotes = remotes
+        self._settings = settings
+        self._host = host
+        self._mountinfo = mountinfo
+        self._look = look
+        self._below = below
+        self._caches = caches
+        self._stamps: dict[str, tuple[int, int] | None] = {}
+
+    def rule(self, job: Job) -> WatchRule | None:
+        """Return the rule of a job's root, None when it is not watched any more."""
+        return self._rules.get(job.root)
+
+    def shares(self, job: Job) -> bool:
+        """Tell whether another run may publish under this name."""
+        rule = self.rule(job)
+        return rule is not None and rule.share
+
+    def mirrors(self, job: Job) -> tuple[str, ...]:
+        """Return the remotes that follow the home."""
+        rule = self.rule(job)
+        return rule.mirrors if rule is not None else ()
+
+    def take(self, job: Job, moved: Progress | None = None) -> Taken | Unfit:
+        """Judge and stage a folder at rest. Raises what reading and staging raise, and RefusedError."""
+        rule = self.rule(job)
+        if rule is None:
+            return self._set_aside(job, "not-watched", f"{job.root} is not watched any more")
+        if job.recheck is not None:
+            return Unfit(recheck(self._store, job))
+        judged = self.judge(job, rule)
+        if isinstance(judged, Unfit):
+            return judged
+        job = judged.job
+        verdict = self.decide(job, rule)
+        if isinstance(verdict, policy.Skip):
+            return self._set_aside(job, verdict.reason, verdict.why)
+        if isinstance(verdict, policy.Later):
+            return Unfit(self._store.advance(job, until=verdict.until, reason=verdict.why))
+        admission = self._admit(judged, rule)
+        bundle = self._stage(job, rule, admission, moved)
+        try:
+            self._unchanged(job)
+        except errors.WeighbridgeError:
+            staging.discard(bundle)
+            raise
+        return Taken(job, bundle, admission.facts, admission.people)
+
+    def judge(self, job: Job, rule: WatchRule) -> Judged | Unfit:
+        """Find out what a folder holds and write down what the policy needs to know of it."""
+        self._unchanged(job)
+        run = runs.find(job.root, job.path)
+        self._stamps[run.path] = _stamp(run.path)
+        note = sidecar.read(Path(run.path))
+        if note.publish is False:
+            job = msgspec.structs.replace(job, run_path=run.path)
+            return self._set_aside(job, "sidecar", f"{sidecar.SIDECAR} of the run says publish: false")
+        if rule.publish == ("manual",):
+            return self._set_aside(job, "manual", "the rule publishes nothing by itself: registry push publishes it")
+        found = self._artifact(job, rule)
+        if isinstance(found, Unfit):
+            return found
+        job, artifact = found
+        return Judged(self._noted(job, run, rule, artifact, note), artifact, run, note)
+
+    def decide(self, job: Job, rule: WatchRule) -> policy.Publish | policy.Skip | policy.Later:
+        """Return what the rule makes of a judged artifact, its siblings considered."""
+        if policy.looks_at_siblings(_item(job), rule):
+            self._judge_siblings(job, rule)
+        closed = "('superseded', 'vanished', 'blocked', 'quarantined', 'seen')"
+        siblings = self._store.jobs(f"run_path = ? AND path != ? AND state NOT IN {closed}", [job.run_path, job.path])
+        others = [_item(other) for other in siblings]
+        others += [
+            policy.Item(row["path"], row["kind"], row["step"], row["size"], row["metric"], bool(row["best_hint"]))
+            for row in self._store.skipped("run_path = ? AND kind IS NOT NULL", [job.run_path])
+            if row["path"] != job.path
+        ]
+        bound = self._store.bound(rule.home, job.name or "")
+        at = bound["published_at"] if bound else None
+        return policy.decide(_item(job), others, rule, now=time.time(), published_at=at)
+
+    def _judge_siblings(self, job: Job, rule: WatchRule) -> None:
+        """Judge what else settled in this run, so that a backlog is not published one checkpoint after the other."""
+        waiting = "run_path = ? AND path != ? AND state = 'settling' AND kind IS NULL AND recheck IS NULL"
+        for sibling in self._store.jobs(waiting, [job.run_path, job.path]):
+            # Whatever is wrong with it is told when its own turn comes.
+            with suppress(errors.WeighbridgeError, OSError):
+                self.judge(sibling, rule)
+
+    # -- what it is
+
+    def _unchanged(self, job: Job) -> None:
+        """Raise VanishedError or SourceChangedError unless the folder is what the watch saw at rest."""
+        seen = self._look(job.root, job.path)
+        if seen is None:
+            raise errors.VanishedError(f"{job.path} is gone")
+        if seen.fingerprint != job.fingerprint:
+            raise errors.SourceChangedError(f"{job.path} changed", why="it is watched until it is at rest again")
+
+    def _artifact(self, job: Job, rule: WatchRule) -> tuple[Job, Artifact] | Unfit:
+        """Return the one artifact of the folder that this job is about; others get jobs of their own."""
+        prefix = job.path + "/"
+        # Checkpoints below a run's root are judged by their own jobs.
+        below = [glob.escape(path.removeprefix(prefix)) + "/" for path in self._below(job.root, job.path)]
+        found = inspect(Path(job.path), ignore=[*rule.ignore, *below], caches=self._caches)
+        publishable = [one for one in found.artifacts if one.relative == "." and one.kind is not None]
+        if not publishable:
+            blocking = [f for f in found.findings if f.severity == "block"]
+            if found.outcome == "refuse" and blocking:
+                raise _refused(job, blocking)
+            why = f"it holds {found.artifact or 'nothing'}, of which nothing can be published"
+            return self._set_aside(job, "not-publishable", why)
+        for other in publishable[1:]:
+            self._store.split(job, other.kind or "")
+        artifact = next((one for one in publishable if one.kind == job.part), publishable[0])
+        if len(publishable) > 1 and not job.part:
+            job = self._store.advance(job, part=artifact.kind or "") or job
+        waits = {f.code for f in artifact.findings if findings.CODES[f.code].waits}
+        if waits - {"end-mark-missing"}:
+            reason = next(f.message for f in artifact.findings if f.code in waits)
+            return Unfit(self._store.advance(job, until=time.time() + LATER, reason=reason))
+        if artifact.outcome == "refuse":
+            allowed = {row["code"] for row in self._store.allows(job.path)}
+            blocking = [f for f in artifact.findings if f.severity == "block" and f.code not in waits]
+            left = [f for f in blocking if f.code not in allowed or findings.CODES[f.code].integrity]
+            if left:
+                raise _refused(job, left)
+        # It is at rest: that the end mark never came is no reason any more.
+        kept = [f for f in artifact.findings if f.code not in waits]
+        return job, msgspec.structs.replace(artifact, findings=kept)
+
+    def tag(self, job: Job, home: Home, name: str, n: int) -> None:
+        """Move the tag `best` where the rule of a job names a metric and this version is the best."""
+        rule = self.rule(job)
+        if rule is not None and tag_best(home, job, rule, name=name, n=n, host=self._host):
+            self._store.event("tagged", name=name, n=n, detail=f"best: {rule.best} {job.metric:g}")
+
+    def _noted(self, job: Job, run: runs.Run, rule: WatchRule, artifact: Artifact, note: sidecar.Sidecar) -> Job:
+        """Write down what the policy and people need to know of an artifact."""
+        folder = Path(job.path)
+        state = history.read(folder)
+        name = note.name or policy.fill(rule.name, project=run.project, run=run.name)
+        fault = policy.fault(name)
+        if fault is not None:
+            raise errors.UsageError(
+                f"'{name}' cannot be the name of {job.path}", why=fault, fix="choose a shorter name"
+            )
+        kind = artifact.kind or ""
+        wanted = policy.named(name, kind, lambda known: self._kind_of(rule.home, known))
+        own = note.id or self._store.run(run.path, runs.key(run.path), lambda: runs.identity(run.path, self._mountinfo))
+        fresh = self._store.advance(
+            job,
+            run_path=run.path,
+            run_id=own,
+            project=run.project,
+            run=run.name,
+            home=rule.home,
+            name=wanted,
+            kind=kind,
+            step=artifact.step,
+            metric=_metric(rule.best, state),
+            best_hint=int(_is_trainers_best(folder)),
+            size=sum(file.size for file in artifact.files if file.publish),
+        )
+        if fresh is None:
+            raise errors.ConflictError(f"another hand carries {job.path} on")
+        return fresh
+
+    def _kind_of(self, home: str, name: str) -> str | None:
+        """Return the kind a name has at its home, as far as is known here; the claim itself has the last word."""
+        bound = self._store.bound(home, name)
+        if bound is not None:
+            return str(bound["kind"])
+        opened = self._homes.known(home)
+        row = opened.catalog.name(name) if opened is not None else None
+        return row["kind"] if row else None
+
+    # -- may it go, and the copy
+
+    def _admit(self, judged: Judged, rule: WatchRule) -> Admission:
+        job, artifact, run, note = judged
+        facts = types.RunFacts(project=run.project, name=run.name, id=job.run_id or "")
+        began = runs.began_at(job.run_id or "")
+        return admit(
+            artifact,
+            name=job.name or "",
+            run=facts,
+            policy=self.policy(rule, job.path),
+            sidecar=note,
+            run_root=Path(run.path),
+            started_at=None if began is None else spelled(began),
+            host=self._host,
+            extra=self._late(job),
+            caches=self._caches,
+        )
+
+    def policy(self, rule: WatchRule, path: str) -> Policy:
+        """Return the strictest of what a rule's home and mirrors ask for, and what people allowed for a path."""
+        remotes = [self._remotes[name] for name in (rule.home, *rule.mirrors)]
+        return Policy(
+            paths=_strictest((r.paths for r in remotes), ("keep", "rewrite", "block")),
+            unknown_license=_strictest((r.unknown_license for r in remotes), ("note", "warn", "block")),
+            deny_licenses=tuple(sorted({word for r in remotes for word in r.deny_licenses})),
+            remote_code=_strictest((r.remote_code for r in remotes), ("allow", "block")),
+            allowed=tuple(Allowed(code=row["code"], reason=row["reason"]) for row in self._store.allows(path)),
+        )
+
+    def _late(self, job: Job) -> list[types.Finding]:
+        """Return the finding that this version supersedes an earlier one of the same folder."""
+        if job.late is None:
+            return []
+        return [
+            findings.finding(
+                "late-file",
+                job.path.rpartition("/")[2],
+                f"the folder changed after {job.late} was published from it; this version supersedes that one",
+                previous=job.late,
+            )
+        ]
+
+    def _stage(self, job: Job, rule: WatchRule, admission: Admission, moved: Progress | None) -> staging.Bundle:
+        """Take a private copy where one can be had: beside the target, else in our own staging, else not at all."""
+        mode, nonce = self._settings.staging, secrets.token_hex(16)
+        place: Path | None = None
+        own = False
+        if mode != "direct":
+            try:
+                place = self._homes.get(rule.home).remote.stage(job.name or "", nonce)
+            except errors.UnreachableError as error:
+                self._homes.failed(rule.home, error)  # the bytes are kept here until it answers again
+            if place is None:
+                own = True
+                place = self._settings.state / STAGING / nonce
+                if not self._fits(sum(file.size for file in admission.files)):
+                    if mode != "auto":
+                        raise errors.DiskFullError(
+                            "the staging folder is at its limit",
+                            why=f"staging_max is {self._settings.staging_max} bytes",
+                            fix="raise [daemon] staging_max, or wait until what is in it is published",
+                        )
+                    place = None
+        chosen: staging.Mode = "auto" if mode == "auto" else "reflink" if mode == "reflink" else "copy"
+        reserve = self._settings.disk_reserve
+        if place is not None:
+            try:
+                return staging.stage(
+                    admission.files, place, mode=chosen, transform=admission.transform, reserve=reserve, progress=moved
+                )
+            except errors.DiskFullError:
+                if not own or mode != "auto":
+                    raise
+        return staging.stage(admission.files, None, mode="direct", transform=admission.transform, progress=moved)
+
+    def _fits(self, needed: int) -> bool:
+        """Tell whether our own staging folder may take so many bytes more."""
+        folder = self._settings.state / STAGING
+        used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return used + needed <= self._settings.staging_max
+
+    def papers_changed(self) -> None:
+        """Try again what was held back in runs whose sidecar was changed since, and once after a restart."""
+        held = {job.run_path for job in self._store.jobs("state = 'blocked' AND run_path IS NOT NULL")}
+        held |= {str(row["run_path"]) for row in self._store.skipped("reason = 'sidecar' AND run_path IS NOT NULL")}
+        for run_path in sorted(path for path in held if path is not None):
+            now = _stamp(run_path)
+            if run_path in self._stamps and self._stamps[run_path] == now:
+                continue
+            self._stamps[run_path] = now
+            self._store.retry("state = 'blocked' AND run_path = ?", [run_path])
+            self._store.unskip("reason = 'sidecar' AND run_path = ?", [run_path])
+
+    def _set_aside(self, job: Job, reason: str, why: str) -> Unfit:
+        self._store.skip(job, reason, why)
+        return Unfit(None)
+
+
+def _refused(job: Job, blocking: list[types.Finding]) -> errors.RefusedError:
+    return errors.RefusedError(f"{job.path} cannot be published", why=blocking[0].message, findings=blocking)
+
+
+def _item(job: Job) -> policy.Item:
+    return policy.Item(job.path, job.kind or "", job.step, job.size or 0, job.metric, bool(job.best_hint))
+
+
+def _metric(best: str | None, state: history.State | None) -> float | None:
+    """Return the value of the metric that a rule goes by, at the step of this checkpoint."""
+    if best is None or state is None:
+        return None
+    value = state.metrics.get(best.rpartition(":")[0])
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _is_trainers_best(folder: Path) -> bool:
+    """Tell whether the trainer itself names this checkpoint as its best so far."""
+    try:
+        document = json.loads((folder / layout.TRAINER_STATE).read_bytes())
+        named = document.get("best_model_checkpoint")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+    return isinstance(named, str) and named.rstrip("/").rpartition("/")[2] == folder.name
+
+
+def _stamp(run_path: str) -> tuple[int, int] | None:
+    try:
+        status = Path(run_path, sidecar.SIDECAR).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _strictest(values: Iterable[str], order: Sequence[str]) -> Any:
+    return max(values, key=order.index)

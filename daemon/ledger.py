@@ -1,0 +1,68 @@
+"""What the watch tells, written into the jobs' tables (the `Ledger` of folders.py)."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from weighbridge.config.settings import WatchRule
+from weighbridge.daemon import runs, state
+from weighbridge.daemon.folders import Known, Settlement
+from weighbridge.daemon.jobstore import JobStore
+from weighbridge.registry import findings
+
+
+class StoreLedger:
+    """Remembers in the database, and beside it what stood under each root at first; `wake` is told of new work."""
+
+    def __init__(self, store: JobStore, folder: Path, wake: Callable[[], None]) -> None:
+        self._store = store
+        self._folder = folder
+        self._wake = wake
+
+    def known(self, path: str) -> Known | None:
+        """Return what was last settled at a path."""
+        return self._store.known(path)
+
+    def seen(self, rule: WatchRule, path: str) -> float:
+        """Note that a folder is being waited for; return for how many seconds it has been already."""
+        return self._store.seen(_root(rule), path)
+
+    def settled(self, settlement: Settlement) -> None:
+        """Take over a finished folder."""
+        root = _root(settlement.rule)
+        self._store.settled(root, settlement, runs.find(root, settlement.path).path)
+        self._wake()
+
+    def overdue(self, rule: WatchRule, path: str, reason: str, waited: float) -> None:
+        """Note that a folder has waited longer than the limit."""
+        found = findings.finding(
+            "wait-limit",
+            path,
+            f"it did not become whole in {waited / 3600:.1f} h: {reason}",
+            "save it again, or delete it; it is taken as soon as it is whole",
+            waited_seconds=round(waited),
+        )
+        self._store.overdue(_root(rule), path, found)
+
+    def gone(self, path: str) -> None:
+        """Note that a folder vanished."""
+        self._store.gone(path)
+
+    def first_scan(self, rule: WatchRule) -> bool:
+        """Tell whether this root is seen for the first time and what stands there is not to be published."""
+        if _root(rule) in self._store.roots():
+            return False
+        if rule.backfill:
+            self._store.baseline(_root(rule), {})
+            return False
+        return True
+
+    def baseline(self, rule: WatchRule, standing: Mapping[str, tuple[Known, int]]) -> None:
+        """Set aside what stood under a root when it was seen for the first time."""
+        state.write_baseline(self._folder, _root(rule), standing)
+        root = _root(rule)
+        self._store.baseline(root, standing, lambda path: runs.find(root, path).path)
+
+
+def _root(rule: WatchRule) -> str:
+    return os.path.normpath(rule.root)

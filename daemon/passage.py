@@ -1,0 +1,116 @@
+"""One passage without a daemon: scan, publish what is to be published, end. For cron, for drains, for a first look."""
+
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from weighbridge.config.settings import Settings
+from weighbridge.daemon import drain, state
+from weighbridge.daemon.jobstore import Job
+from weighbridge.daemon.service import locked_state
+from weighbridge.daemon.session import Session
+from weighbridge.registry import errors
+
+
+class Passage(NamedTuple):
+    """What a passage did: the jobs that ended in a version, and what kept the first of the others from it."""
+
+    published: list[Job]
+    error: errors.WeighbridgeError | None
+
+
+def once(settings: Settings, environ: Mapping[str, str], *, backfill: bool = False) -> Passage:
+    """Publish what is there and is to be published.
+
+    A folder that is still being written is waited for while it changes or rests; what no waiting makes whole is left.
+    Raises ConflictError when a daemon works on this state.
+    """
+
+    def first(session: Session) -> None:
+        if backfill:
+            session.store.unskip("reason = 'backfill'")
+
+    return _work(settings, environ, first, lambda session: session.quiet())
+
+
+def drained(settings: Settings, environ: Mapping[str, str], path: str, deadline: float) -> dict[str, Any]:
+    """Drain a path without a daemon, under its lock; return the last answer of `drain.standing`."""
+    end = time.monotonic() + deadline
+    asked: list[drain.Asked] = []
+    answer: dict[str, Any] = {}
+
+    def first(session: Session) -> None:
+        asked.append(drain.begin(session.folders, session.store, path))
+
+    def over(session: Session) -> bool:
+        answer.update(drain.standing(session.folders, session.store, asked[-1]))
+        return bool(answer["done"]) or time.monotonic() >= end
+
+    _work(settings, environ, first, over, patience=deadline)
+    if not answer:
+        raise errors.NotFinishedError(f"{path} is not drained after {deadline:.0f} s", why="the scan has not ended")
+    return answer
+
+
+class _Until:
+    """Ends a passage: after the first scan `first` is called once, then `over` is asked after every round."""
+
+    def __init__(
+        self, first: Callable[[Session], None], over: Callable[[Session], bool], patience: float | None
+    ) -> None:
+        self._first: Callable[[Session], None] | None = first
+        self._over = over
+        self._end = None if patience is None else time.monotonic() + patience
+        self.session: Session | None = None
+
+    def __call__(self) -> bool:
+        assert self.session is not None
+        if self.session.trouble is not None:
+            return True
+        if not self.session.folders.scanned:
+            return self._end is not None and time.monotonic() >= self._end
+        if self._first is not None:
+            first, self._first = self._first, None
+            first(self.session)
+            return False
+        return self._over(self.session)
+
+
+def _work(
+    settings: Settings,
+    environ: Mapping[str, str],
+    first: Callable[[Session], None],
+    over: Callable[[Session], bool],
+    *,
+    patience: float | None = None,
+) -> Passage:
+    stop = threading.Event()
+
+    def end(_number: int, _frame: object) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with locked_state(settings, environ):
+            for _ in range(3):
+                session = Session(settings, state.open_database(settings.daemon.state), environ=environ, stop=stop)
+                until = _Until(first, over, patience)
+                until.session = session
+                session.start(ear=False)
+                try:
+                    session.watch(until=until)
+                    if stop.is_set():
+                        raise KeyboardInterrupt
+                    if not session.damaged:
+                        return Passage(session.published(), session.first_error())
+                except sqlite3.OperationalError as error:
+                    raise state.cannot_write(error, settings.daemon.state / state.DATABASE) from error
+                finally:
+                    session.close()
+        raise errors.IntegrityError("the database is damaged again and again", fix="look at the disk (dmesg)")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

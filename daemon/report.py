@@ -1,0 +1,220 @@
+"""What `registry status` shows, as one JSON object (docs/schemas/status.schema.json), and its exported copies.
+
+The copy beside the socket has the socket's readers; it lets people see how things stood when the daemon is down.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from weighbridge import __version__
+from weighbridge.config.settings import Settings
+from weighbridge.daemon import state
+from weighbridge.daemon.folders import Folders
+from weighbridge.daemon.homes import Homes
+from weighbridge.daemon.jobstore import ACTIVE, Job, JobStore
+from weighbridge.registry import findings
+from weighbridge.registry.times import spelled
+from weighbridge.registry.types import Finding
+
+SCHEMA: Final = "weighbridge/status/1"
+EXPORT: Final = "status.json"
+LISTED: Final = 200
+"""Jobs and folders of a kind that are listed one by one; the counts are always whole."""
+
+
+def status(
+    settings: Settings,
+    folders: Folders,
+    homes: Homes,
+    store: JobStore,
+    *,
+    started: float,
+    trouble: str | None,
+    extra: Iterable[Finding] = (),
+) -> dict[str, Any]:
+    """Return how everything stands now."""
+    now = time.time()
+    waiting = folders.waiting()
+    counts = store.counts()
+    counts.pop("seen", None)
+    counts["unfinished"] = len(waiting)
+    counts["skipped"] = len(store.skipped())
+    active = store.jobs(f"state IN {ACTIVE}", limit=LISTED, order="updated_at DESC")
+    closed = store.jobs("state IN ('blocked', 'quarantined')", limit=LISTED, order="updated_at DESC")
+    drifted = store.jobs("state = 'done' AND findings LIKE '%source-drift%'", limit=LISTED, order="updated_at DESC")
+    database = settings.daemon.state / state.DATABASE
+    return {
+        "schema": SCHEMA,
+        "written_at": spelled(now),
+        "daemon": {
+            "state": "running",
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "version": __version__,
+            "started_at": spelled(started),
+            "uptime_seconds": round(now - started),
+            "config": str(settings.source) if settings.source else None,
+        },
+        "database": {
+            "path": str(database),
+            "ok": trouble is None,
+            "error": trouble,
+            "bytes": sum(part.stat().st_size for part in database.parent.glob(f"{state.DATABASE}*") if part.is_file()),
+        },
+        "watch": [_root(folders, root) for root in folders.roots],
+        "scan": _scan(folders),
+        "queue": counts,
+        "folders": [
+            {"path": w.path, "reason": w.reason, "seconds": round(w.seconds, 1), "overdue": w.overdue}
+            for w in waiting[:LISTED]
+        ],
+        "jobs": [_job(job) for job in active],
+        "remotes": [_remote(settings, homes, name) for name in settings.remotes],
+        "deliveries": _deliveries(store),
+        "skipped": _skipped(store),
+        "problems": [
+            *(_finding(f) for f in (*extra, *_watch_findings(folders), *_remote_findings(settings, homes))),
+            *(problem for job in (*closed, *drifted) for problem in _problems(job)),
+            *(_trouble(job) for job in active if job.until is not None and job.error is not None),
+            *_damaged(store),
+        ],
+    }
+
+
+def export(document: dict[str, Any], folder: Path, beside: Path) -> None:
+    """Write the copies for `registry status` while the daemon is down. Raises OSError."""
+    state.write(folder / EXPORT, document, durable=False)
+    if beside != folder:
+        state.write(beside / EXPORT, document, mode=0o640, durable=False)
+
+
+def _root(folders: Folders, root: str) -> dict[str, Any]:
+    held = folders.roots[root]
+    mode = folders.mode(root)
+    return {
+        "root": root,
+        "mode": mode.kind,
+        "why": mode.reason,
+        "missing": held.tree.missing,
+        "folders": len(held.tree.candidates),
+        "last_scan_at": None if held.at is None else spelled(held.at),
+        "last_scan_seconds": round(held.duration, 4),
+        "scans": held.scans,
+    }
+
+
+def _scan(folders: Folders) -> dict[str, Any] | None:
+    if folders.full_seconds is None:
+        return None
+    return {"seconds": round(folders.full_seconds, 4), "folders": folders.count, "overflows": folders.hints.overflows}
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "path": job.path,
+        "name": job.name,
+        "n": job.n,
+        "kind": job.kind,
+        "step": job.step,
+        "state": job.shown,
+        "at": job.state,
+        "reason": job.reason,
+        "until": None if job.until is None else spelled(job.until),
+        "size": job.size,
+        "content": job.content,
+        "attempts": job.attempts,
+        "updated_at": spelled(job.updated_at),
+    }
+
+
+def _remote(settings: Settings, homes: Homes, name: str) -> dict[str, Any]:
+    health = homes.health[name]
+    return {
+        "name": name,
+        "url": settings.remotes[name].url,
+        "ok": health.ok,
+        "milliseconds": None if health.seconds is None else round(health.seconds * 1000, 1),
+        "asked_at": None if health.at is None else spelled(health.at),
+        "error": None if health.error is None else health.error.what,
+        "why": None if health.error is None else health.error.why,
+    }
+
+
+def _deliveries(store: JobStore) -> list[dict[str, Any]]:
+    keys = ("remote", "name", "n", "state", "reason", "attempts")
+    return [{key: row[key] for key in keys} for row in store.deliveries("state != 'done'")][:LISTED]
+
+
+def _skipped(store: JobStore) -> dict[str, Any]:
+    reasons: dict[str, int] = {}
+    size = 0
+    for row in store.skipped():
+        reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
+        size += int(row["size"])
+    return {"reasons": reasons, "bytes": size}
+
+
+def _finding(finding: Finding, **more: Any) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(finding)
+    return {"path": None, "name": None, "n": None, "since": None} | told | more
+
+
+def _problems(job: Job) -> list[dict[str, Any]]:
+    place = {"path": job.path, "name": job.name, "n": job.n, "since": spelled(job.updated_at), "state": job.state}
+    wanted = job.findings_list if job.state != "done" else [f for f in job.findings_list if f.code == "source-drift"]
+    return [_finding(f, **place) for f in wanted]
+
+
+def _trouble(job: Job) -> dict[str, Any]:
+    described = msgspec.json.decode((job.error or "{}").encode())
+    finding = Finding(
+        code=str(described.get("code", "failed")),
+        severity="warn",
+        subject=job.path,
+        message=job.reason or "it waits",
+        fix=described.get("fix"),
+    )
+    return _finding(finding, path=job.path, name=job.name, n=job.n, since=spelled(job.updated_at), state="waiting")
+
+
+def _damaged(store: JobStore) -> list[dict[str, Any]]:
+    return [
+        _finding(finding, name=row["name"], n=row["n"], since=spelled(row["at"]))
+        for row in store.verifications("findings != '[]'")
+        for finding in msgspec.json.decode(row["findings"].encode(), type=list[Finding])
+    ]
+
+
+def _watch_findings(folders: Folders) -> list[Finding]:
+    found = []
+    for root, held in folders.roots.items():
+        mode = folders.mode(root)
+        if held.tree.missing:
+            found.append(findings.finding("root-missing", root, f"the watched root {root} is not there", "mount it"))
+        if mode.kind == "scan" and mode.reason and "inotify" in mode.reason:
+            found.append(
+                findings.finding(
+                    "watch-limit", root, f"{root} is scanned only: {mode.reason}", "raise the limit with sysctl"
+                )
+            )
+        for path, why in list(held.tree.unreadable.items())[:LISTED]:
+            fix = "let the daemon's user read it"
+            found.append(findings.finding("folder-unreadable", path, f"{path} cannot be read: {why}", fix))
+    return found
+
+
+def _remote_findings(settings: Settings, homes: Homes) -> list[Finding]:
+    found = []
+    for name in settings.remotes:
+        error = homes.health[name].error
+        if error is not None:
+            why = f": {error.why}" if error.why else ""
+            found.append(findings.finding("remote-unreachable", name, error.what + why, error.fix))
+    return found

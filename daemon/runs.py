@@ -1,0 +1,152 @@
+"""Which run a folder belongs to, and who that run is.
+
+A run is one training's output folder: the parent of numbered or conventionally named folders, else the folder itself.
+Its identity has two halves, `place-start`: the place is stable for as long as the run's folder stays where it is, also
+for another daemon on the same shared file system and for one that lost its state; the start differs when the folder was
+made anew. A name belongs to a place; `latest` is worked out within one start.
+"""
+
+import hashlib
+import os
+import re
+import socket
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from weighbridge.adapters import checkpoint, layout
+from weighbridge.config import mounts
+
+_CONVENTIONAL: Final = frozenset(
+    """final last best latest result results output outputs model models adapter adapters lora merged weights export
+    final_model final-model final_checkpoint final-checkpoint best_model best-model last_model last-model
+    best_checkpoint best-checkpoint last_checkpoint last-checkpoint checkpoint checkpoints ckpt hf huggingface
+    default pretrained saved_model""".split()  # noqa: SIM905 - words
+)
+_STEP_LIKE = re.compile(
+    r"(?:checkpoint|ckpt|step|steps|iter|iteration|epoch|global_step|samples|tokens)[-_=.]?\d.*"
+    r"|.*[-_](?:step|epoch|ckpt|iter)[-_=]?\d+"
+    r"|(?:epoch|step)=.*",
+    re.IGNORECASE,
+)
+_PLACE: Final = 32
+"""Hex digits of the first half of an identity."""
+
+_OLDEST_CREDIBLE: Final = 946684800.0
+"""Seconds since 1970 of the year 2000: file times before are no times."""
+
+
+class Run(NamedTuple):
+    """A run: its folder, and the words that name templates use."""
+
+    path: str
+    project: str
+    name: str
+
+
+def run_of(root: str, path: str, *, above_is_artifact: bool) -> Run:
+    """Return the run of an artifact's folder under a watched root.
+
+    `above_is_artifact` tells that the folder above holds an artifact or numbered checkpoints itself.
+    """
+    folder = path
+    while folder != root:
+        above, _, name = folder.rpartition("/")
+        checkpoint = is_step_like(name) or (folder == path and above_is_artifact)
+        # Right under the root a folder named `model` is a run of that name; a numbered one makes the root the run.
+        if not checkpoint and (above == root or name.lower() not in _CONVENTIONAL):
+            break
+        folder = above
+    relative = folder[len(root) + 1 :].split("/") if folder != root else [root.rpartition("/")[2]]
+    return Run(folder, relative[0], relative[-1])
+
+
+def find(root: str, path: str) -> Run:
+    """Return the run of an artifact's folder, looking at what lies beside it."""
+    try:
+        names = set(os.listdir(os.path.dirname(path)))  # noqa: PTH120, PTH208 - names of a folder of strings
+    except OSError:
+        names = set()
+    holds = holds_checkpoints(names) or checkpoint.is_candidate(names) or layout.MODEL_CONFIG in names
+    return run_of(root, path, above_is_artifact=holds)
+
+
+def is_step_like(name: str) -> bool:
+    """Tell whether a folder's name is that of a checkpoint of a run rather than of a run."""
+    return layout.step_of(name) is not None or _STEP_LIKE.fullmatch(name) is not None
+
+
+def place(path: str, table: str) -> str:
+    """Return a digest of where a run lies, the same on every host that shares the file system.
+
+    `table` is the mount table. A local disk is told apart by the machine.
+    """
+    real = os.path.realpath(path)
+    mount = mounts.mount_of(real, table)
+    if mount is not None and mounts.is_network(mount.type):
+        within = real[len(mount.point.rstrip("/")) :]
+        return _digest("network", mount.type, mount.source, within)
+    return _digest("local", machine(), real)
+
+
+def machine() -> str:
+    """Return what tells this machine from others."""
+    for file in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            found = Path(file).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if found:
+            return hashlib.sha256(b"weighbridge" + found.encode()).hexdigest()[:16] + socket.gethostname()
+    return socket.gethostname()
+
+
+def identity(path: str, table: str) -> str:
+    """Return the identity of a run that is seen for the first time: its place, and when it began."""
+    return f"{place(path, table)}-{int(began(path)):x}"
+
+
+def began(path: str) -> float:
+    """Return the best guess at when a run began: its oldest entry with a credible time, else now."""
+    now = time.time()
+    found = [now]
+    try:
+        with os.scandir(path) as entries:
+            found += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+    except OSError:
+        pass
+    return min(moment for moment in found if _OLDEST_CREDIBLE <= moment <= now)
+
+
+def began_at(identity: str) -> float | None:
+    """Return when a run began, out of an identity of ours; None for an identity that people chose."""
+    place, _, start = identity.partition("-")
+    try:
+        return float(int(start, 16)) if len(place) == _PLACE and start else None
+    except ValueError:
+        return None
+
+
+def key(path: str) -> str:
+    """Return what changes when a run's folder is made anew. Raises OSError."""
+    status = os.stat(path)  # noqa: PTH116 - a string
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def same_place(one: str, other: str) -> bool:
+    """Tell whether two identities are of the same place, whatever their starts; ids that people chose must be equal."""
+    first, second = one.partition("-"), other.partition("-")
+    if len(first[0]) == len(second[0]) == _PLACE and first[1] and second[1]:
+        return first[0] == second[0]
+    return one == other
+
+
+def _digest(*words: str) -> str:
+    text = "\n".join(("weighbridge-run-v1", *words))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_PLACE]
+
+
+def holds_checkpoints(names: Collection[str]) -> bool:
+    """Tell whether a folder with these sub-folders is a run."""
+    return any(layout.step_of(name) is not None for name in names)

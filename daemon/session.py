@@ -1,0 +1,371 @@
+"""A daemon at work on an open database: the watch, the workers, the clockwork and the answers on the socket."""
+
+import getpass
+import logging
+import os
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from weighbridge.config import mounts
+from weighbridge.config.settings import Settings
+from weighbridge.daemon import report
+from weighbridge.daemon import state as states
+from weighbridge.daemon.control import ControlServer
+from weighbridge.daemon.deliveries import Deliveries
+from weighbridge.daemon.drain import Drains
+from weighbridge.daemon.folders import Folders
+from weighbridge.daemon.homes import Homes
+from weighbridge.daemon.intake import STAGING, Intake
+from weighbridge.daemon.jobs import Runner
+from weighbridge.daemon.jobstore import Job, JobStore
+from weighbridge.daemon.ledger import StoreLedger
+from weighbridge.daemon.schedule import Clockwork
+from weighbridge.daemon.settle import Listing
+from weighbridge.daemon.upkeep import Upkeep
+from weighbridge.daemon.watch import Hints
+from weighbridge.daemon.workers import Workers
+from weighbridge.registry import control, errors, findings
+from weighbridge.registry.flow.admit import NEVER_ALLOWED
+from weighbridge.registry.types import Owner
+
+STOP_WITHIN: Final = 8.0
+"""Seconds a stop waits for steps that are under way; what is cut is repeated by the next start."""
+
+_SHORTEST_WAIT: Final = 0.05
+_LONGEST_WAIT: Final = 5.0
+_ASKING_WAIT: Final = 0.2
+"""Seconds between two rounds when somebody waits for the end."""
+
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """Everything that works on one open database; `run` returns when it is told to stop or the database is damaged."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        opened: states.Opened,
+        *,
+        environ: Mapping[str, str],
+        scan_only: bool = False,
+        stop: threading.Event,
+    ) -> None:
+        self.settings = settings
+        self.store = opened.store
+        self.findings = opened.findings
+        self.damaged = False
+        self.started = time.time()
+        self.beat = time.monotonic()
+        self._catalog = opened.catalog
+        self._environ = environ
+        self._scan_only = scan_only
+        self._stop = stop
+        self.trouble: errors.WeighbridgeError | None = None
+        self._drains = Drains()
+        self._host = socket.gethostname()
+        self._owner = Owner(host=self._host, daemon=states.identity(settings.daemon.state))
+        self._fresh: Settings | None = None
+        self._build(settings)
+        self.workers = Workers(self.store, lambda: self.runner, settings.daemon.workers, self._own_store)
+
+    def _build(self, settings: Settings) -> None:
+        """Make the parts that follow from the settings."""
+        self.settings = settings
+        daemon = settings.daemon
+        table = mounts.read_table(self._environ)
+        self.hints = Hints(threading.Event())
+        self.homes = Homes(settings.remotes, self._catalog)
+        own = [str(daemon.state), *(_folder_of(remote.url) for remote in settings.remotes.values())]
+        self.folders = Folders(
+            settings.watch,
+            StoreLedger(self.store, daemon.state, self._wake_workers),
+            self.hints,
+            quiet=daemon.quiet,
+            scan=daemon.scan,
+            wait_limit=daemon.wait_limit,
+            exclude=tuple(path for path in own if path),
+        )
+        self.hints.bind(self.folders.wake)
+        rules = {root: held.rule for root, held in self.folders.roots.items()}
+        self.intake = Intake(
+            self.store, self.homes, rules, settings.remotes, daemon,
+            host=self._host, mountinfo=table, look=self._look, below=self._below, caches=hub_caches(self._environ),
+        )  # fmt: skip
+        self.runner = Runner(
+            self.store, self.homes, self.intake, self._owner, changed=self._changed, stopping=self._stop
+        )
+        scratch = daemon.state / STAGING
+        self.deliveries = Deliveries(self.store, self.homes, settings.remotes, scratch)
+        names = frozenset(rule.home for rule in settings.watch)
+        self.upkeep = Upkeep(self.store, self.homes, names, daemon.state, self._host)
+        why = "file events are switched off" if self._scan_only else None
+        reasons = {root: why or mounts.network_filesystem(root, table) for root in self.folders.roots}
+        self._scan_roots = [(root, reason) for root, reason in reasons.items() if reason is not None]
+
+    # -- running
+
+    def run(self, *, ready: Callable[[], None] = lambda: None) -> None:
+        """Work until told to stop. Raises what keeps the socket from being made."""
+        self.start(ear=True)
+        ready()
+        try:
+            self.watch()
+        finally:
+            self.close()
+
+    def start(self, *, ear: bool) -> None:
+        """Begin to watch and to work."""
+        self._ear = ControlServer(self.settings.daemon.socket, self.ops()) if ear else None
+        if self._ear is not None:
+            self._ear.start()
+        self.hints.start(self.folders.roots, scan_only=self._scan_roots)
+        self._owe_mirrors()
+        self.upkeep.sweep_own()
+        self.workers.start()
+        self._clockwork = Clockwork(self._turns(full=ear))
+        self._clockwork.start()
+
+    def watch(self, *, until: Callable[[], bool] | None = None) -> None:
+        """Look at what is due, again and again, until told to stop or `until` says so."""
+        longest = _LONGEST_WAIT if until is None else _ASKING_WAIT
+        while not self._stop.is_set() and not self.damaged and not (until is not None and until()):
+            if self._fresh is not None:
+                self._apply(self._fresh)
+            wait = longest
+            try:
+                wait = self.folders.step() - time.monotonic()
+                self._own_store(None)
+            except sqlite3.Error as error:
+                self._own_store(error)
+            except Exception:  # noqa: BLE001 - the next round comes whatever happened in this one
+                _log.exception("looking at the watched folders failed")
+            self.beat = time.monotonic()
+            # A pause after every round, so that a burst of events is one round and not a thousand.
+            if self._stop.wait(_SHORTEST_WAIT):
+                return
+            self.folders.wake.wait(min(longest, max(0.0, wait - _SHORTEST_WAIT)))
+            self.folders.wake.clear()
+
+    def close(self) -> None:
+        """Stop everything within STOP_WITHIN seconds; what is cut is repeated by the next start."""
+        self._clockwork.stop()
+        if not self.workers.stop(STOP_WITHIN):
+            _log.warning("a step was cut off; it is repeated at the next start")
+        self.hints.stop()
+        with suppress(OSError, sqlite3.Error):
+            self._export(state="stopped")
+        if self._ear is not None:
+            self._ear.close()
+        self.homes.close()
+        self._catalog.close()
+
+    def reload(self, settings: Settings) -> None:
+        """Take over new settings between two rounds of the watch."""
+        self._fresh = settings
+        self.folders.wake.set()
+
+    def _apply(self, settings: Settings) -> None:
+        self._fresh = None
+        self.hints.stop()
+        self._clockwork.stop()
+        self._build(settings)
+        self.hints.start(self.folders.roots, scan_only=self._scan_roots)
+        self._owe_mirrors()
+        self._clockwork = Clockwork(self._turns(full=True))
+        self._clockwork.start()
+        self.workers.wake()
+        _log.info("the configuration was read again", extra={"config": str(settings.source)})
+
+    def _turns(self, *, full: bool) -> dict[str, tuple[float, Callable[[], object]]]:
+        scan = self.settings.daemon.scan
+        turns: dict[str, tuple[float, Callable[[], object]]] = {
+            "scan": (scan, self.folders.request_scan),
+            "retries": (10.0, self._retries),
+            "deliveries": (5.0, self._deliver),
+        }
+        if full:
+            turns |= {
+                "feed": (60.0, self.upkeep.sync),
+                "verify": (3600.0, self.upkeep.verify),
+                "sweep": (86_400.0, self.upkeep.sweep),
+                "status": (30.0, self._export),
+            }
+        return turns
+
+    def _retries(self) -> None:
+        self.intake.papers_changed()
+        self.workers.wake()
+
+    def _deliver(self) -> None:
+        while not self._stop.is_set() and self.deliveries.step():
+            pass
+
+    def _owe_mirrors(self) -> None:
+        """Note what a mirror that was added to a rule still has to get."""
+        for job in self.store.jobs("state = 'done' AND n IS NOT NULL"):
+            for mirror in self.intake.mirrors(job):
+                self.store.deliver(mirror, job.home or "", job.name or "", job.n or 0)
+
+    # -- what the parts tell
+
+    def _look(self, root: str, path: str) -> Listing | None:
+        held = self.folders.roots.get(root)
+        return held.tree.look(path) if held is not None else None
+
+    def _below(self, root: str, path: str) -> list[str]:
+        held = self.folders.roots.get(root)
+        return [p for p in held.tree.candidates if p.startswith(path + "/")] if held is not None else []
+
+    def _wake_workers(self) -> None:
+        self.workers.wake()
+
+    def _changed(self, path: str) -> None:
+        self.folders.reconsider(path)
+
+    def _own_store(self, error: sqlite3.Error | None) -> None:
+        """Take note of how our own database does: damage ends the session, a full disk is waited out."""
+        if error is None:
+            self.trouble = None
+        elif states.is_damage(error):
+            _log.error("the database is damaged", extra={"why": str(error)})
+            self.damaged = True
+            self.folders.wake.set()
+        else:
+            described = states.cannot_write(error, self.settings.daemon.state / states.DATABASE)
+            if self.trouble is None or self.trouble.why != described.why:
+                _log.error(described.what, extra={"why": described.why, "fix": described.fix})
+            self.trouble = described
+            self.folders.wake.set()
+
+    # -- how it stands
+
+    def healthy(self, stale: float) -> bool:
+        """Tell whether the watch goes round and every worker is there."""
+        return time.monotonic() - self.beat < stale and self.workers.alive
+
+    def quiet(self) -> bool:
+        """Tell whether nothing is left to do but to wait for others."""
+        return (
+            not self.folders.unlooked("/")
+            and not any(w.resting <= self.settings.daemon.quiet + 2.0 for w in self.folders.waiting())
+            and self.workers.idle()
+            and not self.deliveries.pending()
+        )
+
+    def published(self) -> list[Job]:
+        """Return the jobs that ended in a version since this session began."""
+        return self.store.jobs("state = 'done' AND updated_at >= ?", [self.started], order="name, n, id")
+
+    def first_error(self) -> errors.WeighbridgeError | None:
+        """Return what keeps a job from its end: an error, else a blocked artifact, else an unfinished folder."""
+        if self.trouble is not None:
+            return self.trouble
+        for job in self.store.jobs("error IS NOT NULL AND until IS NOT NULL", order="updated_at"):
+            return control.rebuild(msgspec.json.decode((job.error or "{}").encode()))
+        for job in self.store.jobs("state IN ('blocked', 'quarantined')", order="updated_at"):
+            fix = next((f.fix for f in job.findings_list if f.fix), None)
+            return errors.RefusedError(f"{job.path} is {job.state}", why=job.reason, fix=fix)
+        for waiting in self.folders.waiting():
+            return errors.NotFinishedError(
+                f"{waiting.path} is not finished", why=waiting.reason, fix="registry inspect shows what is missing"
+            )
+        return None
+
+    # -- what people ask
+
+    def ops(self) -> dict[str, Callable[[Mapping[str, Any]], Any]]:
+        """Return what the socket answers."""
+        return {
+            "status": lambda _args: self.status(),
+            "log": self._op_log,
+            "allow": self._op_allow,
+            "drain": lambda args: self._drains.answer(self.folders, self.store, args),
+            "recorded": self._op_recorded,
+            "scan": self._op_scan,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return how everything stands."""
+        return report.status(
+            self.settings,
+            self.folders,
+            self.homes,
+            self.store,
+            started=self.started,
+            trouble=None if self.trouble is None else f"{self.trouble.what} ({self.trouble.why})",
+            extra=self.findings,
+        )
+
+    def _export(self, state: str = "running") -> None:
+        document = self.status()
+        document["daemon"]["state"] = state
+        report.export(document, self.settings.daemon.state, self.settings.daemon.socket.parent)
+
+    def _op_log(self, args: Mapping[str, Any]) -> list[dict[str, Any]]:
+        name = args.get("name")
+        return self.store.events(str(name) if name else None, min(int(args.get("limit") or 100), 10_000))
+
+    def _op_scan(self, _args: Mapping[str, Any]) -> dict[str, Any]:
+        self.folders.request_scan(full=True, now=True)
+        return {"asked": True}
+
+    def _op_recorded(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        path = os.path.normpath(str(args.get("path") or ""))
+        done = self.store.jobs("path = ? AND state = 'done'", [path], order="settled_at DESC, id DESC", limit=1)
+        if not done:  # folders are watched under the names people use, links included
+            published = self.store.jobs("state = 'done'", order="settled_at DESC, id DESC")
+            done = [job for job in published if os.path.realpath(job.path) == path][:1]
+        if not done:
+            raise errors.NotFoundError(f"nothing was published from {path}", why="no version is recorded for it")
+        job = done[0]
+        manifest = self.store.manifest_of(job)
+        return {"path": path, "name": job.name, "n": job.n, "home": job.home, "manifest": manifest}
+
+    def _op_allow(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        path, code, reason = (str(args.get(key) or "") for key in ("path", "code", "reason"))
+        answer = allow(self.store, path, code, reason, who=str(args.get("who") or getpass.getuser()))
+        self.workers.wake()
+        return answer
+
+
+def allow(store: JobStore, path: str, code: str, reason: str, *, who: str) -> dict[str, Any]:
+    """Record that a finding is allowed under a path and try again what it blocked. Raises UsageError, DeniedError."""
+    if not path.startswith("/") or not reason.strip():
+        raise errors.UsageError("an allowance needs an absolute path and a reason", fix="registry allow --help")
+    known = findings.CODES.get(code)
+    if known is None:
+        raise errors.UsageError(f"'{code}' is no finding", fix="registry status shows the codes of what is blocked")
+    if (known.integrity and code != "job-quarantined") or code in NEVER_ALLOWED:
+        raise errors.DeniedError(
+            f"{code} cannot be allowed",
+            why=f"it means: {known.meaning}",
+            fix="mend the artifact and save it again",
+        )
+    path = os.path.normpath(path)
+    with store.transaction():
+        store.allow(path, code, reason, who)
+        inside = "(path = ? OR substr(path, 1, ?) = ?)"
+        again = store.retry(f"state IN ('blocked', 'quarantined') AND {inside}", [path, len(path) + 1, path + "/"])
+    return {"path": path, "code": code, "reason": reason, "who": who, "retried": again}
+
+
+def hub_caches(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the Hub caches of this user that are there: they may hold bases, and with them their licences."""
+    home = (
+        environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or environ.get('HOME', '') + '/.cache'}/huggingface"
+    )
+    wanted = [environ.get("HF_HUB_CACHE") or f"{home}/hub"]
+    return tuple(path for text in wanted if (path := Path(text)).is_dir())
+
+
+def _folder_of(url: str) -> str | None:
+    return url.removeprefix("file://") if url.startswith(("/", "file://")) else None

@@ -1,0 +1,79 @@
+"""What is done now and then: looking again at what was published, sweeping, keeping up with the feed."""
+
+import logging
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from weighbridge.daemon.homes import Homes
+from weighbridge.daemon.intake import STAGING
+from weighbridge.daemon.jobstore import ACTIVE, JobStore
+from weighbridge.registry.errors import UnreachableError, WeighbridgeError
+from weighbridge.registry.flow.collect import collect
+from weighbridge.registry.flow.stage import Bundle
+from weighbridge.registry.flow.verify import verify_version
+
+LEFTOVER_AFTER: Final = 2 * 86_400.0
+"""Seconds after which what a dead publisher staged on a remote is swept."""
+
+VERIFY_AGAIN_AFTER: Final = 7 * 86_400.0
+"""Seconds after which a published version is read again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The scheduled tasks; each may fail and is tried again by the next turn."""
+
+    def __init__(self, store: JobStore, homes: Homes, names: frozenset[str], state: Path, host: str) -> None:
+        self._store = store
+        self._homes = homes
+        self._names = names
+        self._state = state
+        self._host = host
+
+    def sync(self) -> None:
+        """Bring what we know of every home up to its feed."""
+        for name in sorted(self._names):
+            with suppress(WeighbridgeError):
+                self._homes.watched(name, self._homes.get(name).sync)
+
+    def verify(self) -> None:
+        """Read the version again that was looked at the longest ago, and tell what is wrong with it."""
+        looked = {(row["home"], row["name"], row["n"]): row["at"] for row in self._store.verifications()}
+        done = {(job.home, job.name, job.n): job.updated_at for job in self._store.jobs("state = 'done'")}
+        waiting = sorted((looked.get(key, at), key) for key, at in done.items())
+        for at, (home, name, n) in waiting[:1]:
+            if time.time() - at < VERIFY_AGAIN_AFTER or home is None or name is None or n is None:
+                return
+            with suppress(UnreachableError):
+                found = verify_version(self._homes.get(home).remote, name, n).findings
+                self._store.verified(home, name, n, found)
+                for finding in found:
+                    _log.error("a published version is damaged", extra={"ref": f"{name}@v{n}", "why": finding.message})
+                    self._store.event("damaged", name=name, n=n, detail=finding.message)
+
+    def sweep(self) -> None:
+        """Remove what dead publishers left: our own stages nobody refers to, theirs by age, claims by the rule."""
+        self.sweep_own()
+        for name in sorted(self._names):
+            with suppress(WeighbridgeError):
+                home = self._homes.get(name)
+                home.remote.sweep(LEFTOVER_AFTER)
+                claims = [(str(row["name"]), int(row["n"])) for row in home.catalog.open_claims()]
+                for gone, n in collect(home.remote, home.registry, by=self._host, open_claims=claims):
+                    self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
+
+    def sweep_own(self) -> None:
+        """Remove stages in our own folder that no job refers to."""
+        kept = set()
+        for job in self._store.jobs(f"state IN {(*ACTIVE, 'blocked', 'quarantined')} AND bundle IS NOT NULL"):
+            kept.add(msgspec.json.decode((job.bundle or "").encode(), type=Bundle).place)
+        with suppress(FileNotFoundError):
+            for folder in (self._state / STAGING).iterdir():
+                if str(folder) not in kept and time.time() - folder.stat().st_mtime > 3600:
+                    shutil.rmtree(folder, ignore_errors=True)
