@@ -20,6 +20,7 @@
         ExistsError                     a create-only write found another object
         NameTakenError                  the name belongs to another run, kind, registry or spelling
         VoidedError                     the number was given up; claim a new one
+        DivergedError                   a mirror holds something else under this name and number
         WithdrawnContentError           these bytes were withdrawn and come back only when asked for
       NotFinishedError               8  wait: the work is not done yet
       DiskFullError                  1  a disk has too little room, or would fall under its reserve
@@ -163,6 +164,12 @@ class VoidedError(ConflictError):
     """The number was given up before it was committed; the content needs a new claim."""
 
     code = "voided"
+
+
+class DivergedError(ConflictError):
+    """A mirror holds something else under a name and number of the home; it is left alone."""
+
+    code = "mirror-diverged"
 
 
 class WithdrawnContentError(ConflictError):

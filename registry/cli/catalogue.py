@@ -6,12 +6,11 @@ On the start-up path of `ls` and `show`: what asks a remote is imported only whe
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import catalog_read
-from weighbridge.registry.catalog_read import DAMAGE, View
+from weighbridge.registry.catalog_read import DAMAGE, Row, View
 from weighbridge.registry.cli import context
 from weighbridge.registry.cli.output import Output, instant, span
 from weighbridge.registry.errors import NotFoundError, UnreachableError
@@ -45,7 +44,8 @@ def reading(chosen: RemoteSettings, out: Output, look: Callable[[Shelf], T], *, 
     """Return what `look` finds in a remote's catalogue.
 
     The cache answers while it is young enough, and always with `offline`; else the remote is asked first. A remote that
-    does not answer leaves the cache to speak, with a warning; a damaged cache is thrown away and read anew, with a note.
+    does not answer leaves the cache to speak, with a warning; a damaged cache is thrown away and read anew, with a
+    note.
     Raises NotFoundError when nothing is cached and nobody may be asked, and what the remote raises.
     """
     shelf = _cached(chosen, out)
@@ -53,7 +53,7 @@ def reading(chosen: RemoteSettings, out: Output, look: Callable[[Shelf], T], *, 
         try:
             return look(shelf)
         except DAMAGE as error:
-            discard(shelf, f"the cache was damaged and is read anew ({error})", out)
+            _dispose(shelf.registry, shelf.view, error, out)
         finally:
             shelf.view.link.close()
     elif shelf is not None:
@@ -64,6 +64,22 @@ def reading(chosen: RemoteSettings, out: Output, look: Callable[[Shelf], T], *, 
             why="--offline asks nobody, and there is no sound cache",
             fix="run it once without --offline",
         )
+    fresh = _asked(chosen, out)
+    try:
+        return look(fresh)
+    except DAMAGE as error:
+        _dispose(fresh.registry, fresh.view, error, out)
+    finally:
+        fresh.view.link.close()
+    fresh = _asked(chosen, out)
+    try:
+        return look(fresh)
+    finally:
+        fresh.view.link.close()
+
+
+def _asked(chosen: RemoteSettings, out: Output) -> Shelf:
+    """Ask the remote; when it does not answer, let an old cache speak."""
     try:
         fresh: Shelf = load(_FRESH)(chosen, out)
     except UnreachableError as error:
@@ -71,18 +87,18 @@ def reading(chosen: RemoteSettings, out: Output, look: Callable[[Shelf], T], *, 
         if shelf is None:
             raise
         out.talk(f"warning: {error.what}; this was true {span(time.time() - shelf.as_of)} ago", "yellow")
-        fresh = shelf
-    try:
-        return look(fresh)
-    finally:
-        fresh.view.link.close()
+        return shelf
+    return fresh
 
 
-def discard(shelf: Shelf, note: str, out: Output) -> None:
-    """Throw a cache away."""
-    out.talk(note)
-    shelf.view.link.close()
-    load("weighbridge.registry.flow.sync:discard")(context.catalog_path(shelf.registry))
+def _dispose(registry: str, view: View | None, error: Exception, out: Output) -> None:
+    """Throw a damaged cache away and say so; one that can only not be used right now is left alone."""
+    broken = catalog_read.is_damage(error)
+    out.talk(f"the cache {'was damaged and is read anew' if broken else 'cannot be used'} ({error})")
+    if view is not None:
+        view.link.close()
+    if broken:
+        load("weighbridge.registry.flow.sync:discard")(context.catalog_path(registry))
 
 
 def _cached(chosen: RemoteSettings, out: Output) -> Shelf | None:
@@ -96,14 +112,13 @@ def _cached(chosen: RemoteSettings, out: Output) -> Shelf | None:
     try:
         link = catalog_read.open_file(path)
     except DAMAGE as error:
-        out.talk(f"the cache was damaged and is read anew ({error})")
+        _dispose(registry, None, error, out)
         return None
+    view = View(link)
     try:
-        view = View(link)
         row = view.registry()
     except DAMAGE as error:
-        link.close()
-        out.talk(f"the cache was damaged and is read anew ({error})")
+        _dispose(registry, view, error, out)
         return None
     if row["uuid"] != registry or row["refreshed_at"] is None:
         link.close()
@@ -131,6 +146,26 @@ def folder_of(url: str) -> str | None:
     return path.removeprefix("localhost") if scheme == "file" else None
 
 
-def path_of(shelf: Shelf) -> Path:
-    """Return the file of a cache."""
-    return context.catalog_path(shelf.registry)
+def public(row: Row, where: str) -> dict[str, Any]:
+    """Return a row as JSON shows it."""
+    return {
+        "ref": f"{row['name']}@v{row['n']}",
+        "name": row["name"],
+        "version": row["n"],
+        "state": row["state"],
+        "tags": row["tags"],
+        "kind": row["kind"],
+        "base": row["base"],
+        "license": row["license"],
+        "checks": row["worst"] or ("ok" if row["state"] == "committed" else None),
+        "owner": row["owner"],
+        "size": row["size"],
+        "parameters": row["parameters"],
+        "run": row["run"],
+        "step": row["step"],
+        "content": row["content"],
+        "manifest_sha256": row["manifest"],
+        "created_at": instant(row["created_at"]),
+        "claimed_at": instant(row["claimed_at"]),
+        "where": [where],
+    }

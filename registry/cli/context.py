@@ -4,7 +4,6 @@
 """
 
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 _UUID_LENGTH: Final = 64
 
 
-def settings(config: str | None = None) -> Settings:
-    """Return the settings that --config or the environment name."""
-    return load(config)
+def settings(config: str | None = None, *, resolve: bool = False) -> Settings:
+    """Return the settings that --config or the environment name; `resolve` as in `config.load.load`."""
+    return load(config, resolve=resolve)
 
 
 def choose_remote(
@@ -88,31 +87,33 @@ def catalog_path(registry: str, environ: Mapping[str, str] | None = None) -> Pat
 def known_registry(remote: RemoteSettings, environ: Mapping[str, str] | None = None) -> str | None:
     """Return the uuid of the registry that was last seen behind a remote, without asking it; None when never seen."""
     try:
-        text = _memory(remote, environ).read_text(encoding="ascii").strip()
+        text = _memory(remote, environ).read_bytes().decode()
     except (OSError, UnicodeDecodeError):
         return None
-    url, _, registry = text.rpartition("\n")
+    address, _, registry = text.strip().rpartition("\n")
     plain = registry.replace("-", "")
-    return registry if url == _ascii(remote.url) and plain.isalnum() and len(registry) <= _UUID_LENGTH else None
+    return registry if address == _address(remote) and plain.isalnum() and len(registry) <= _UUID_LENGTH else None
 
 
 def remember_registry(remote: RemoteSettings, registry: str, environ: Mapping[str, str] | None = None) -> None:
     """Note which registry was seen behind a remote, for the next `known_registry`."""
-    place = _memory(remote, environ)
     if known_registry(remote, environ) == registry:
         return
+    place = _memory(remote, environ)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = place.with_name(f"{place.name}.{os.getpid()}")
-    fresh.write_text(f"{_ascii(remote.url)}\n{registry}\n", encoding="ascii")
+    fresh.write_bytes(f"{_address(remote)}\n{registry}\n".encode())
     fresh.replace(place)
 
 
 def _memory(remote: RemoteSettings, environ: Mapping[str, str] | None) -> Path:
-    """Return the file that remembers a remote: by URL, because a name means another place in another configuration."""
-    mark = f"{remote.url}\n{remote.endpoint or ''}".encode("utf-8", "surrogateescape")
-    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in remote.url)[-60:]
-    return cache_dir(os.environ if environ is None else environ) / "remotes" / f"{plain}.{zlib.crc32(mark):08x}"
+    """Return the file that remembers a remote: by address, because a name means another place elsewhere.
+
+    Two addresses may share a file; it says whose it is, so that costs a question to the remote and nothing else.
+    """
+    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in _address(remote))
+    return cache_dir(os.environ if environ is None else environ) / "remotes" / plain[-100:]
 
 
-def _ascii(url: str) -> str:
-    return url.encode("ascii", "backslashreplace").decode()
+def _address(remote: RemoteSettings) -> str:
+    return f"{remote.url} {remote.endpoint or ''}".encode("ascii", "backslashreplace").decode().strip()

@@ -52,7 +52,7 @@ def run(config: str | None, remote: str | None, *, write: bool) -> Iterator[Chec
         yield from guarded("command", machine.command)
         yield from guarded("environment", partial(machine.runtime, os.environ))
     try:
-        settings = context.settings(config)
+        settings = context.settings(config, resolve=True)
     except WeighbridgeError as error:
         why = f": {error.why}" if error.why else ""
         yield Check(FAIL, "config", f"{error.what}{why}", error.fix)

@@ -4,18 +4,23 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.catalog import Catalog
+from weighbridge.registry.catalog_read import Row
 from weighbridge.registry.cli import context
 from weighbridge.registry.cli.catalogue import Shelf
 from weighbridge.registry.cli.output import Output
-from weighbridge.registry.errors import WeighbridgeError
+from weighbridge.registry.errors import FeedDamagedError, NotFoundError, UnreachableError, WeighbridgeError
 from weighbridge.registry.flow import sync
+from weighbridge.registry.flow.feed import version_entry
 from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.flow.pull import checked_manifest
+from weighbridge.registry.flow.resolve import resolve
+from weighbridge.registry.refs import shown, split
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.types import Registry
 
@@ -40,11 +45,21 @@ def refresh(chosen: RemoteSettings, out: Output) -> Shelf:
 
 
 @contextmanager
-def opened(chosen: RemoteSettings, out: Output) -> Iterator[Opened]:
-    """Open a remote and bring its cache up to date, for a command that goes on to read or write there."""
+def opened(chosen: RemoteSettings, out: Output, *, ref: str | None = None) -> Iterator[Opened]:
+    """Open a remote and bring its cache up to date, for a command that goes on to read or write there.
+
+    A damaged feed does not stop a command whose `ref` names a number or a tag: both are asked of the remote itself.
+    """
     remote = context.connect(chosen)
     try:
-        found = _open(chosen, remote, out)
+        try:
+            found = _open(chosen, remote, out)
+        except FeedDamagedError as error:
+            if ref is None or not _plain(ref):
+                raise
+            out.talk(f"warning: {error.what} ({error.why}); fix: {error.fix}", "yellow")
+            registry = open_registry(remote, create=False)
+            found = Opened(chosen, remote, registry, Catalog.open(None, registry.registry, durable=False))
         try:
             yield found
         finally:
@@ -53,13 +68,28 @@ def opened(chosen: RemoteSettings, out: Output) -> Iterator[Opened]:
         remote.close()
 
 
+def _plain(ref: str) -> bool:
+    """Tell whether a reference can be followed without the catalogue."""
+    _, n, tag, _ = split(ref)
+    return n is not None or tag not in {None, "latest"}
+
+
 def _open(chosen: RemoteSettings, remote: Remote, out: Output) -> Opened:
-    registry = open_registry(remote, create=False)
+    try:
+        registry = open_registry(remote, create=False)
+    except NotFoundError as error:
+        if context.known_registry(chosen) is None:
+            raise
+        raise UnreachableError(
+            f"there is no registry any more at {shown(remote.url)}",
+            why="there was one when it was last looked at",
+            fix="see whether the disk or share is mounted",
+        ) from error
     with suppress(OSError):
         context.remember_registry(chosen, registry.registry)
     catalog, _, notes = sync.refresh(remote, context.catalog_path(registry.registry), registry.registry)
     for note in notes:
-        out.talk(f"warning: {note}" if "/" in note else note, "yellow")
+        out.talk(note, "yellow")
     return Opened(chosen, remote, registry, catalog)
 
 
@@ -76,3 +106,34 @@ def whoami() -> str:
     except (OSError, KeyError):
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+def offline(shelf: Shelf, ref: str, step: int | None) -> Row:
+    """Return the row of a reference that the cache does not hold plainly. Raises what `resolve` raises."""
+    found = resolve(None, shelf.view, ref, step=step)
+    row = shelf.view.version(found.name, found.n)
+    assert row is not None
+    return row
+
+
+def fetched(
+    chosen: RemoteSettings,
+    ref: str,
+    step: int | None,
+    out: Output,
+    describe: Callable[[Shelf, Row, str | None, Output], None],
+) -> None:
+    """Ask the remote for a version and its manifest, keep both in the cache, and hand them to `describe`."""
+    with opened(chosen, out) as found:
+        version = resolve(found.remote, found.catalog, ref, step=step)
+        manifest = checked_manifest(found.remote, version.name, version.n, version.manifest)
+        found.catalog.keep(manifest)
+        row = found.catalog.version(version.name, version.n)
+        if row is None or row["state"] != "committed":
+            # It was committed a moment ago: its announcement is still on its way.
+            entry = version_entry(version.name, version.n, manifest)
+            found.catalog.apply(None, [entry])
+            row = found.catalog.version(version.name, version.n)
+            assert row is not None
+        shelf = Shelf(chosen, found.catalog, found.registry.registry, time.time(), cached=False)
+        describe(shelf, row, manifest.stored.decode(), out)

@@ -31,8 +31,8 @@ _ARTIFACTS_SHOWN: Final = 12
 def inspect(path: Path, ignore: tuple[str, ...], out: Output) -> int:
     """Say what PATH holds: adapter or model, whole or not, what would be published, what not and why.
 
-    Nothing is changed, run or unpickled. Ends 0 when it can be published (warnings included), 5 when it is refused, 8 when
-    it is not finished. With -o wide every file is listed with its reason.
+    Nothing is changed, run or unpickled. Ends 0 when it can be published (warnings included), 5 when it is refused, 8
+    when it is not finished. With -o wide every file is listed with its reason.
     """
     try:
         found = look(path, ignore=ignore)
@@ -51,8 +51,16 @@ def inspect(path: Path, ignore: tuple[str, ...], out: Output) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain JSON types."""
-    return msgspec.to_builtins(value, str_keys=True)
+    """Return a value as plain JSON types; bytes of a path that are no UTF-8 are replaced."""
+    return _utf8(msgspec.to_builtins(value, str_keys=True))
+
+
+def _utf8(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_utf8(key): _utf8(item) for key, item in value.items()}
+    return [_utf8(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def show(found: Inspection, out: Output) -> None:
@@ -103,7 +111,11 @@ def rows(found: Inspection) -> list[tuple[str, str]]:
     if result is not None and result.kind is not None:
         licence = result.license.id or "unknown"
         lines.append(("licence", licence + (f" ({result.license.evidence})" if result.license.evidence else "")))
-    lines.append(("publish", _files([f for f in found.files if f.publish]) or "nothing"))
+    listed = _files([f for f in found.files if f.publish])
+    later = {"refuse": "nothing as it stands; once mended ", "wait": "nothing yet; when finished "}.get(
+        found.outcome, ""
+    )
+    lines.append(("publish", later + listed if listed else "nothing"))
     for reason in sorted({f.reason for f in found.files if f.reason}):
         lines.append(("left out", f"{reason}: {_files([f for f in found.files if f.reason == reason])}"))
     return lines

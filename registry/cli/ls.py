@@ -1,14 +1,14 @@
 """`registry ls`: names and versions, from the cached catalogue."""
 
 import time
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from weighbridge.registry.catalog_read import SORTS, Row
 from weighbridge.registry.cli import context, options
-from weighbridge.registry.cli.catalogue import Shelf, reading
-from weighbridge.registry.cli.output import Column, Output, age, instant, short, size
+from weighbridge.registry.cli.catalogue import Shelf, public, reading
+from weighbridge.registry.cli.output import Column, Output, age, short, size
 from weighbridge.registry.errors import NotFoundError, UsageError
 from weighbridge.registry.refs import shown
 from weighbridge.registry.shell import load
@@ -76,7 +76,7 @@ def ls(
         raise UsageError(f"cannot sort by '{shown(key)}'", fix=f"--sort {'|'.join(SORTS)}, with :asc behind it or not")
     # Ages grow downwards and names upwards: the order people mean when they say neither.
     ascending = way == "asc" or (not way and key in {"name", "owner", "kind", "base"})
-    cut = 50 if limit is None and not every and out.fmt in {"table", "wide"} else limit or None
+    cut = (None if every else 50) if limit is None else limit or None
     youngest = _moment(since) if since else None
 
     def look(shelf: Shelf) -> None:
@@ -106,7 +106,7 @@ def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, 
     now = time.time()
     told = [public(row, shelf.remote.name) for row in rows]
     if out.as_json or out.fmt == "name":
-        out.rows(told, COLUMNS, schema=SCHEMA, into="versions", extra=shelf.known())
+        out.rows(told, COLUMNS, schema=SCHEMA, into="versions", extra=shelf.known() | {"more": more})
         return
     for row, seen in zip(told, rows, strict=True):
         row["age"] = age(seen["created_at"], now)
@@ -116,31 +116,6 @@ def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, 
     out.talk(f"{line} on {shelf.remote.name}{shelf.age()}", "dim")
     if more:
         out.talk("there is more: -n 0 for all, --all for every version, or name one", "dim")
-
-
-def public(row: Row, where: str) -> dict[str, Any]:
-    """Return a row as JSON shows it."""
-    return {
-        "ref": f"{row['name']}@v{row['n']}",
-        "name": row["name"],
-        "version": row["n"],
-        "state": row["state"],
-        "tags": row["tags"],
-        "kind": row["kind"],
-        "base": row["base"],
-        "license": row["license"],
-        "checks": row["worst"] or ("ok" if row["state"] == "committed" else None),
-        "owner": row["owner"],
-        "size": row["size"],
-        "parameters": row["parameters"],
-        "run": row["run"],
-        "step": row["step"],
-        "content": row["content"],
-        "manifest_sha256": row["manifest"],
-        "created_at": instant(row["created_at"]),
-        "claimed_at": instant(row["claimed_at"]),
-        "where": [where],
-    }
 
 
 def _count(number: int, word: str) -> str:

@@ -1,6 +1,6 @@
 """A remote that is a folder: on this machine, on a mounted file system, shared by a team.
 
-    models/<name>/v7/...                     plain files that any loader can read, without write permission
+    models/<name>/v7/...                     plain files; who can read the root can read them, nobody writes them
     models/<name>/_wb/stage/<nonce>/...      a bundle that waits to be linked into place, private (0700) to its writer
     models/<name>/_wb/stage/<nonce>.part     one object on its way; `_wb/stage/` at the root for all other keys
 
@@ -76,7 +76,7 @@ class DirectoryRemote:
             self._links.refuse_taken(key, final)
             with self._links.part(key) as (part, descriptor):
                 disk.write_all(descriptor, body)
-                os.fsync(descriptor)
+                self._links.seal(descriptor)
                 self._links.link(part, final, key)
 
     def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
@@ -93,9 +93,7 @@ class DirectoryRemote:
                 if found.st_size != size:
                     raise _changed(source, f"it has {found.st_size} bytes, expected were {size}")
                 if self._is_staged(source, found):
-                    if found.st_mode & 0o222:
-                        os.fchmod(reading, stat.S_IMODE(found.st_mode) & ~0o222)
-                    os.fsync(reading)
+                    self._links.seal(reading)
                     self._links.link(source, final, key)
                     if progress is not None:
                         progress(size)
@@ -106,7 +104,7 @@ class DirectoryRemote:
                         raise _changed(source, f"{copied} bytes were read, expected were {size}")
                     if digest != sha256:
                         raise _changed(source, f"its sha256 is {digest[:12]}, expected was {sha256[:12]}")
-                    os.fsync(descriptor)
+                    self._links.seal(descriptor)
                     self._links.link(part, final, key)
 
     def read(self, key: str) -> bytes:

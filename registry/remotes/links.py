@@ -106,6 +106,7 @@ class Links:
             self.make(folder.parent, begin=begin)
             try:
                 folder.mkdir()
+                self._open_up(folder)
             except FileNotFoundError:  # the one above was removed since we remembered it
                 self._durable.clear()
                 self.make(folder, begin=begin)
@@ -132,6 +133,23 @@ class Links:
             with suppress(FileExistsError):
                 folder.mkdir()
             disk.sync_folder(folder.parent)
+
+    def _open_up(self, folder: Path) -> None:
+        """Give a folder of ours the permissions of the root: who shares the root shares what is in it."""
+        wanted = stat.S_IMODE(self.root.stat().st_mode) & 0o777 | 0o700
+        made = stat.S_IMODE(folder.stat().st_mode)
+        if made & 0o777 != wanted:
+            folder.chmod(made & ~0o777 | wanted)
+
+    def seal(self, descriptor: int) -> None:
+        """Let those read a file who can read the root, and nobody write it; make its bytes durable. Raises OSError.
+
+        A daemon's umask is narrow on purpose; it must not decide what a team can read.
+        """
+        wanted = 0o400 | stat.S_IMODE(self.root.stat().st_mode) & 0o044
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != wanted:
+            os.fchmod(descriptor, wanted)
+        os.fsync(descriptor)
 
     def link(self, source: Path, final: Path, key: str) -> None:
         """Give a synced file its final name, durably. Raises ExistsError, OutcomeUnknownError, OSError."""

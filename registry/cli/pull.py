@@ -1,0 +1,112 @@
+"""`registry pull`: a version as a folder, verified, all or nothing."""
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli.output import Output, short, size
+from weighbridge.registry.cli.progress import following
+from weighbridge.registry.flow.pull import Pulled
+from weighbridge.registry.flow.pull import pull as deliver
+from weighbridge.registry.flow.resolve import resolve
+from weighbridge.registry.refs import shown
+
+SCHEMA: Final = "weighbridge/pull/1"
+
+
+@click.command("pull")
+@click.argument("ref")
+@click.argument("target", type=click.Path(path_type=Path), required=False)
+@click.option("--step", type=int, metavar="N", help="The version of a plain name that was made at this training step.")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Only files like this; repeatable.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="No files like this; repeatable.")
+@click.option("--force", is_flag=True, help="Replace what a pull put there before.")
+@options.remote
+@options.config
+@options.talking
+def pull(
+    *,
+    ref: str,
+    target: Path | None,
+    step: int | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    force: bool,
+    remote: str | None,
+    config: str | None,
+    out: Output,
+) -> None:
+    """Fetch a version into TARGET, verified, all or nothing [default: a folder of its name, here].
+
+    REF is name@v7, name:tag, name (its latest version) or @sha256:<8 or more hex digits>. The folder appears at once
+    when every byte is checked; after a cut the same command goes on where it stopped. Patterns are those of paths or
+    file names, such as '*.safetensors' or 'tokenizer/'.
+    """
+    chosen = context.choose_remote(context.settings(config), remote)
+    with fresh.opened(chosen, out, ref=ref) as found:
+        version = resolve(found.remote, found.catalog, ref, step=step)
+        place = target if target is not None else Path(version.name)
+        begun = time.monotonic()
+        with following(out) as follower:
+
+            def begin(files: Any) -> None:
+                whole = sum(file.size for file in files)
+                what = f"{shown(ref)} -> v{version.n} ({short(version.content)})" if ref != version.ref else version.ref
+                count = "1 file" if len(files) == 1 else f"{len(files)} files"
+                if not out.as_json:
+                    out.talk(f"{what} from {chosen.name}, {count}, {size(whole)}")
+                follower.begin(files)
+
+            result = deliver(
+                found.remote,
+                version.name,
+                version.n,
+                place,
+                include=include,
+                exclude=exclude,
+                force=force,
+                manifest_sha256=version.manifest,
+                card_sha256=version.card,
+                begin=begin,
+                progress=follower.moved,
+            )
+        tell(result, place, time.monotonic() - begun, out)
+
+
+def tell(result: Pulled, place: Path, seconds: float, out: Output) -> None:
+    """Print where the version lies now, and how it came there."""
+    for note in result.notes:
+        out.talk(f"warning: {note}", "yellow")
+    if out.as_json:
+        out.json(
+            {
+                "schema": SCHEMA,
+                "ref": f"{result.name}@v{result.n}",
+                "name": result.name,
+                "version": result.n,
+                "content": result.content,
+                "manifest_sha256": result.manifest,
+                "path": result.path,
+                "files": result.files,
+                "bytes": result.bytes,
+                "fetched": result.fetched,
+                "reused": result.reused,
+                "weaker": result.weaker,
+                "partial": result.partial,
+                "already": result.already,
+                "notes": result.notes,
+            }
+        )
+        return
+    number = len(result.files)
+    if result.already:
+        out.talk(f"{result.name}@v{result.n} is there already: verified {number}/{number} sha256")
+    else:
+        how = f"{size(result.bytes)} in {seconds:.1f} s ({size(result.reused)} reused)"
+        out.talk(f"verified {number}/{number} sha256   {how}")
+    if result.weaker:
+        out.talk("weaker form: the target is a mount point, so files were moved in one by one, the manifest last")
+    out.say(str(place))

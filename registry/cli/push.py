@@ -1,0 +1,239 @@
+"""`registry push`: publish a folder as a new version, without a daemon."""
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from weighbridge.adapters import layout, sidecar
+from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.inspection import Artifact
+from weighbridge.adapters.plan import Allowed, Policy
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli.output import Output, short, size
+from weighbridge.registry.cli.progress import following
+from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError
+from weighbridge.registry.flow import stage as staging
+from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.flow.publish import prepare, publish
+from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
+from weighbridge.registry.types import Owner, Receipt, RunFacts
+
+SCHEMA: Final = "weighbridge/push/1"
+_AT_REST: Final = frozenset({"end-mark-missing"})
+"""What makes the daemon wait and a person who says "publish this" need not wait for."""
+
+
+@click.command("push")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME", help="The name [default: the one in the run's weighbridge.yaml].")
+@click.option(
+    "--kind", type=click.Choice(["adapter", "model", "quantized"]), help="Which one, where PATH holds several."
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be published, and what left out and why.")
+@click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
+@click.option("--allow", "codes", multiple=True, metavar="CODE", help="Publish in spite of this finding; repeatable.")
+@click.option("--reason", metavar="TEXT", help="Why; needed with --allow, stands on the card.")
+@options.remote
+@options.config
+@options.talking
+def push(
+    *,
+    path: Path,
+    name: str | None,
+    kind: str | None,
+    dry_run: bool,
+    again: bool,
+    codes: tuple[str, ...],
+    reason: str | None,
+    remote: str | None,
+    config: str | None,
+    out: Output,
+) -> None:
+    """Publish what PATH holds as a new version of NAME, and print it.
+
+    The folder is checked like everything the daemon publishes: structure first, then secrets, licence and paths by the
+    remote's rules. The same bytes keep the number they have. Ends 5 when it is refused, 8 when it is not finished.
+    """
+    if codes and not reason:
+        raise UsageError("--allow needs a reason", fix="--allow CODE --reason 'checked by hand'")
+    settings = context.settings(config)
+    chosen = context.choose_remote(settings, remote)
+    allowed = tuple(Allowed(code=code, reason=reason or "") for code in codes)
+    artifact, admission, wanted = _judge(path, name, kind, chosen, allowed)
+    if dry_run:
+        _dry(wanted, artifact, admission, out)
+        return
+    opened = context.connect(chosen)
+    try:
+        registry = open_registry(opened, create=True)
+        begun = time.monotonic()
+        with following(out) as follower:
+            candidate = prepare(
+                opened,
+                wanted,
+                admission.files,
+                admission.facts,
+                reserve=0,
+                transform=admission.transform,
+                staging_folder=None,
+                progress=follower.total,
+            )
+            try:
+                receipt = publish(
+                    opened,
+                    chosen.name,
+                    registry,
+                    candidate,
+                    Owner(host=socket.gethostname(), daemon=f"push by {fresh.whoami()}"),
+                    people=admission.people,
+                    again=again,
+                    progress=follower.total,
+                )
+            except BaseException:
+                staging.discard(candidate.bundle)  # the next push copies anew and joins the claim that may be there
+                raise
+    finally:
+        opened.close()
+    _tell(receipt, admission, time.monotonic() - begun, out)
+    with fresh.opened(chosen, out, ref=f"{receipt.name}@v{receipt.n}"):
+        pass  # so that the next `ls` shows it
+
+
+def _judge(
+    path: Path, name: str | None, kind: str | None, chosen: RemoteSettings, allowed: tuple[Allowed, ...]
+) -> tuple[Artifact, Admission, str]:
+    """Inspect the folder and ask the remote's rules; nothing is read from or written to the remote."""
+    try:
+        found = inspect(path)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no {shown(str(path))}", fix="name a folder that exists") from error
+    root = Path(os.path.realpath(path))
+    run_root = root.parent if layout.step_of(root.name) is not None else root
+    note = sidecar.read(root)
+    note = note if note.present else sidecar.read(run_root)
+    artifact = _one(found.artifacts, path, kind, found.findings)
+    kept = [f for f in artifact.findings if f.code not in _AT_REST]
+    artifact = msgspec.structs.replace(artifact, findings=kept)
+    wanted = name or note.name
+    if wanted is None:
+        raise UsageError("which name?", fix=f"registry push {shown(str(path))} --name NAME")
+    check_name(wanted, room=SUFFIX_ROOM)
+    policy = Policy(
+        paths=chosen.paths,  # type: ignore[arg-type]
+        unknown_license=chosen.unknown_license,  # type: ignore[arg-type]
+        deny_licenses=chosen.deny_licenses,
+        remote_code=chosen.remote_code,  # type: ignore[arg-type]
+        allowed=allowed,
+    )
+    run = RunFacts(project=run_root.parent.name or "-", name=run_root.name, id=note.id or _identity(run_root))
+    admission = admit(
+        artifact, name=wanted, run=run, policy=policy, sidecar=note, run_root=run_root, host=socket.gethostname()
+    )
+    return artifact, admission, wanted
+
+
+def _one(artifacts: Sequence[Artifact], path: Path, kind: str | None, findings: Sequence[Any]) -> Artifact:
+    """Return the one artifact that is meant. Raises UsageError that lists them, RefusedError when there is none."""
+    able = [a for a in artifacts if a.kind is not None and (kind is None or a.kind == kind)]
+    here = [a for a in able if a.relative == "."] or able
+    if len(here) == 1:
+        return here[0]
+    if here:
+        raise UsageError(
+            f"{shown(str(path))} holds several things that can be published",
+            why=", ".join(f"{a.relative} ({a.kind})" for a in here[:8]),
+            fix=f"registry push {shown(str(path))}/{shown(here[0].relative)} --name NAME, or --kind",
+        )
+    raise RefusedError(
+        f"{shown(str(path))} holds nothing that can be published",
+        why=findings[0].message if findings else "no weights of a known layout are in it",
+        fix=f"registry inspect {shown(str(path))}",
+        findings=list(findings),
+    )
+
+
+def _identity(run_root: Path) -> str:
+    """Return what tells this run from others: where it lies, on which machine."""
+    return "push-" + hashlib.sha256(f"{socket.gethostname()}\0{run_root}".encode()).hexdigest()[:32]
+
+
+def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> None:
+    """Say what would be published."""
+    files = [{"path": f.path, "size": f.size, "role": f.role} for f in admission.files]
+    whole = sum(f.size for f in admission.files)
+    if out.as_json:
+        out.json(
+            {
+                "schema": SCHEMA,
+                "dry_run": True,
+                "ref": None,
+                "name": name,
+                "version": None,
+                "kind": artifact.kind,
+                "content": None,
+                "bytes": whole,
+                "files": files,
+                "left_out": [msgspec.to_builtins(left) for left in admission.facts.left_out],
+                "rewritten": sorted(admission.transform),
+                "findings": [msgspec.to_builtins(finding) for finding in admission.findings],
+            }
+        )
+        return
+    out.say(f"{name}: {artifact.kind}, {len(files)} files, {size(whole)} would be published")
+    for file in admission.files:
+        changed = "   (paths rewritten)" if file.path in admission.transform else ""
+        out.say(f"  {file.path}   {size(file.size)}   {file.role}{changed}")
+    for left in admission.facts.left_out:
+        out.say(f"  left out: {left.path}   {size(left.size)}   {left.reason}")
+    _findings(admission, out)
+
+
+def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -> None:
+    """Print the version, and how it came to be."""
+    whole = sum(file.size for file in admission.files)
+    if out.as_json:
+        out.json(
+            {
+                "schema": SCHEMA,
+                "dry_run": False,
+                "ref": f"{receipt.name}@v{receipt.n}",
+                "name": receipt.name,
+                "version": receipt.n,
+                "kind": admission.facts.kind,
+                "content": receipt.content,
+                "manifest_sha256": receipt.manifest_sha256,
+                "remote": receipt.remote,
+                "location": receipt.location,
+                "committed_at": receipt.committed_at,
+                "verified": receipt.verified,
+                "joined": receipt.joined,
+                "bytes": whole,
+                "files": [{"path": f.path, "size": f.size, "role": f.role} for f in admission.files],
+                "left_out": [msgspec.to_builtins(left) for left in admission.facts.left_out],
+                "rewritten": sorted(admission.transform),
+                "findings": [msgspec.to_builtins(finding) for finding in admission.findings],
+            }
+        )
+        return
+    _findings(admission, out)
+    if receipt.joined:
+        out.talk(f"these bytes are there already ({short(receipt.content)})")
+    else:
+        count = f"{len(admission.files)} files, {size(whole)} in {seconds:.1f} s"
+        out.talk(f"{count}, {receipt.verified} on {receipt.remote}: {receipt.location}")
+    out.say(f"{receipt.name}@v{receipt.n}")
+
+
+def _findings(admission: Admission, out: Output) -> None:
+    for finding in admission.findings:
+        if finding.severity != "note":
+            out.talk(f"{finding.severity}: {finding.code}  {finding.subject}: {finding.message}", "yellow")

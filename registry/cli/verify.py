@@ -1,0 +1,116 @@
+"""`registry verify`: a version, a pulled folder or a published source, every byte against its record."""
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from weighbridge.config.settings import Settings
+from weighbridge.registry import control, manifest
+from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli.output import Output, size
+from weighbridge.registry.cli.progress import following
+from weighbridge.registry.errors import NotFoundError, UnreachableError
+from weighbridge.registry.findings import outcome
+from weighbridge.registry.flow import place
+from weighbridge.registry.flow.resolve import resolve
+from weighbridge.registry.flow.verify import Checked, verify_folder, verify_source, verify_version
+from weighbridge.registry.refs import shown
+
+SCHEMA: Final = "weighbridge/verify/1"
+_STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
+
+
+@click.command("verify")
+@click.argument("subject", metavar="REF|PATH")
+@click.option("--quick", is_flag=True, help="Trust the remote's own checksums where it has them.")
+@options.remote
+@options.config
+@options.talking
+def verify(*, subject: str, quick: bool, remote: str | None, config: str | None, out: Output) -> int:
+    """Compare a version, a pulled folder or a published source with its record, and name what differs.
+
+    REF: every byte is read on the remote. PATH of a pulled folder: compared with its manifest.json, nobody is asked.
+    PATH of a source folder: compared with what the daemon published from it. Ends 5 when anything differs.
+    """
+    if not _is_path(subject):
+        return _version(subject, context.choose_remote(context.settings(config), remote), quick=quick, out=out)
+    path = Path(subject)
+    if not path.is_dir():
+        raise NotFoundError(f"there is no folder {shown(subject)}", fix="name a pulled folder, or a reference")
+    if (path / "manifest.json").is_file() or (path / place.UNFINISHED).exists():
+        return tell(verify_folder(path), "folder", subject, None, out)
+    return _source(path, context.settings(config), out)
+
+
+def _is_path(subject: str) -> bool:
+    """Tell a path from a reference: by a slash, or by being a folder whose name is no reference with a version."""
+    if "/" in subject or subject in {".", ".."}:
+        return True
+    return "@" not in subject and ":" not in subject and os.path.isdir(subject)  # noqa: PTH112 - a word, not a path yet
+
+
+def _version(ref: str, chosen: Any, *, quick: bool, out: Output) -> int:
+    with fresh.opened(chosen, out, ref=ref) as found:
+        version = resolve(found.remote, found.catalog, ref)
+        row = found.catalog.version(version.name, version.n)
+        with following(out) as follower:
+            checked = verify_version(
+                found.remote,
+                version.name,
+                version.n,
+                manifest_sha256=version.manifest,
+                claim_sha256=row["claim"] if row else None,
+                card_sha256=version.card,
+                quick=quick,
+                begin=follower.begin,
+                progress=follower.moved,
+            )
+    return tell(checked, "version", version.ref, version.ref, out)
+
+
+def _source(path: Path, settings: Settings, out: Output) -> int:
+    """Ask the daemon what it published from a folder, and compare."""
+    try:
+        told = control.ask(str(settings.daemon.socket), "recorded", {"path": str(path.resolve())})
+    except UnreachableError as error:
+        raise NotFoundError(
+            f"{shown(str(path))} holds no manifest.json",
+            why="it was not pulled, and no daemon can be asked whether it was published",
+            fix="name a pulled folder or a reference, or start the daemon",
+        ) from error
+    sealed = manifest.parse(str(told["manifest"]).encode(), "the recorded manifest")
+    ref = f"{told['name']}@v{told['n']}" if told.get("name") and told.get("n") else None
+    return tell(verify_source(path, sealed), "source", str(path), ref, out)
+
+
+def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output) -> int:
+    """Print the result and return the exit code: 5 when anything differs."""
+    wrong = [finding for finding in checked.findings if finding.severity != "note"]
+    if out.as_json:
+        out.json(
+            {
+                "schema": SCHEMA,
+                "kind": kind,
+                "subject": subject,
+                "ref": ref,
+                "outcome": outcome(checked.findings),
+                "content": checked.content,
+                "manifest_sha256": checked.manifest,
+                "files": checked.files,
+                "bytes": checked.bytes,
+                "partial": checked.partial,
+                "findings": [msgspec.to_builtins(finding) for finding in checked.findings],
+            }
+        )
+        return 5 if wrong else 0
+    for found in checked.findings:
+        word = out.paint(found.severity, _STYLES[found.severity])
+        out.say_painted(f"{word}  ", f"{found.code}  {found.subject}: {found.message}")
+    count = "1 file" if checked.files == 1 else f"{checked.files} files"
+    part = " (the part that was pulled)" if checked.partial else ""
+    verdict = f"{len(wrong)} of its objects differ" if wrong else "sound"
+    out.say(f"{subject}: {count}{part}, {size(checked.bytes)}, {verdict}")
+    return 5 if wrong else 0
