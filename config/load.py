@@ -7,7 +7,7 @@ one.
 import os
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -36,6 +36,8 @@ from weighbridge.registry.refs import shown
 __all__ = ["cache_dir", "load", "locate"]
 
 _SIZE_LIMIT: Final = 1 << 20
+_MARK: Final = b"\xef\xbb\xbf"
+"""The byte order mark that some editors write; naming the codec that skips it would import one more module."""
 
 DAEMON_KEYS: Final[dict[str, Check]] = {
     "state": values.path,
@@ -90,8 +92,11 @@ class Problem(NamedTuple):
     near: tuple[str, ...] = ()
 
 
-def load(path: Path | str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+def load(path: Path | str | None = None, environ: Mapping[str, str] | None = None, *, resolve: bool = True) -> Settings:
     """Return the settings of a file, or of the one that `locate` finds, or the built-in ones where there is none.
+
+    With `resolve` folders are compared by their real paths. Commands that only read do without: a watched file system
+    that does not answer must not hold up `registry ls`.
 
     Raises UsageError that names the file and, for each fault, key, line and nearest valid key; DeniedError when the
     file may not be read.
@@ -99,18 +104,18 @@ def load(path: Path | str | None = None, environ: Mapping[str, str] | None = Non
     given = os.environ if environ is None else environ
     source = Path(path) if path is not None else locate(given)
     if source is None:
-        return _settings({}, None, given, [])
-    return read_text(_read(source), source, given)
+        return _settings({}, None, given, [], resolve=False)
+    return read_text(_read(source), source, given, resolve=resolve)
 
 
-def read_text(text: str, source: Path, environ: Mapping[str, str]) -> Settings:
+def read_text(text: str, source: Path, environ: Mapping[str, str], *, resolve: bool = True) -> Settings:
     """Return the settings of a configuration's text; `source` is the file it stands in, or is about to.
 
     Raises UsageError as `load` does.
     """
     document = _parse(source, text)
     problems: list[Problem] = []
-    settings = _settings(document, source, environ, problems)
+    settings = _settings(document, source, environ, problems, resolve=resolve)
     if problems:
         raise import_module("weighbridge.config.problems").as_error(source, text, problems)
     return settings
@@ -149,7 +154,7 @@ def _read(source: Path) -> str:
             f"the configuration {source} is larger than 1 MiB", fix="name the right file", file=str(source)
         )
     try:
-        return stored.decode("utf-8-sig")
+        return stored.removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
         line = stored.count(b"\n", 0, error.start) + 1
         raise UsageError(
@@ -170,7 +175,12 @@ def _parse(source: Path, text: str) -> dict[str, Any]:
 
 
 def _settings(
-    document: Mapping[str, Any], source: Path | None, environ: Mapping[str, str], problems: list[Problem]
+    document: Mapping[str, Any],
+    source: Path | None,
+    environ: Mapping[str, str],
+    problems: list[Problem],
+    *,
+    resolve: bool,
 ) -> Settings:
     """Return settings, adding what is wrong to `problems`; they mean nothing when there are any."""
     problems += [_unknown((key,), TOP_KEYS) for key in document if key not in TOP_KEYS]
@@ -179,7 +189,7 @@ def _settings(
     watch = _watch(document, remotes, problems)
     settings = Settings(daemon=daemon, watch=watch, remotes=remotes, source=source)
     if not problems:
-        problems += _places(settings)
+        problems += _places(settings, os.path.realpath if resolve else os.path.normpath)
     return settings
 
 
@@ -290,6 +300,13 @@ def _check_targets(
                     tuple(remotes),
                 )
             )
+    home = remotes.get(rule.home)
+    for name in rule.mirrors:
+        mirror = remotes.get(name)
+        if home and mirror and name != rule.home and (mirror.url, mirror.endpoint) == (home.url, home.endpoint):
+            problems.append(
+                Problem((*at, "mirrors"), f"'{name}' is the same place as the home '{rule.home}'", "remove one of them")
+            )
     if rule.home in rule.mirrors:
         problems.append(
             Problem((*at, "mirrors"), f"'{shown(rule.home[:80])}' is the home already", "remove it from mirrors")
@@ -323,13 +340,13 @@ def _unknown(path: tuple[str | int, ...], known: tuple[str, ...]) -> Problem:
     return Problem(path, "unknown key", f"the keys here are: {', '.join(known)}", word, known)
 
 
-def _places(settings: Settings) -> Iterator[Problem]:
+def _places(settings: Settings, real_path: Callable[[Path | str], str]) -> Iterator[Problem]:
     """Yield a problem for each root that lies in another, and for state or a directory remote in or around a root.
 
-    Compared by real path, so that a link cannot hide it: a watched folder is never written to, and what is published
+    Compared by `real_path`, so that a link cannot hide it: a watched folder is never written to, and what is published
     must not be found again as a run.
     """
-    watched = [(rule.root, os.path.realpath(rule.root)) for rule in settings.watch]
+    watched = [(rule.root, real_path(rule.root)) for rule in settings.watch]
     state = settings.daemon.state
     for number, (root, real) in enumerate(watched):
         at = ("watch", number, "root")
@@ -338,10 +355,10 @@ def _places(settings: Settings) -> Iterator[Problem]:
                 yield Problem(
                     at, f"{root} and {other} lie inside each other", "watch the outer one only, or split them"
                 )
-        if _inside(os.path.realpath(state), real):
+        if _inside(real_path(state), real):
             yield Problem(at, f"the state folder {state} lies inside it", "move state to a folder of its own")
         for remote in settings.remotes.values():
-            if remote.url.startswith("/") and _nested(os.path.realpath(remote.url), real):
+            if remote.url.startswith("/") and _nested(real_path(remote.url), real):
                 yield Problem(
                     ("remotes", remote.name, "url"),
                     f"{remote.url} and the watched {root} lie inside each other",

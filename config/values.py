@@ -1,7 +1,7 @@
 """Checkers for single values of weighbridge.toml: each returns the parsed value or raises Fault with what is wrong."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,6 +129,7 @@ def duration(value: Any) -> float:
         raise Fault("it is empty", hint)
     while rest:
         number, unit = _split(rest)
+        unit = unit.lstrip()
         letters = len(unit) - len(unit.lstrip("mshdw"))
         factor = _TIMES.get(unit[:letters])
         if number is None or factor is None:
@@ -279,6 +280,3 @@ def endpoint(value: Any) -> str:
             "it holds a user or a password", "remove it: secrets come from the environment or a credential file"
         )
     return given.rstrip("/")
-
-
-Section = Mapping[str, Check]
