@@ -1,16 +1,19 @@
 """Judge an adapter folder: config and weights as one unit, matrices against config, values, side files, twins."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from weighbridge.adapters import audit, layout, model_folder, peft_config, recognise, riders, values, weights
+from weighbridge.adapters import audit, layout, model_folder, peft_config, riders, torch_weights, values, weights
 from weighbridge.adapters.audit import Loaded
 from weighbridge.adapters.draft import Draft, read_json
-from weighbridge.adapters.formats.safetensors import Header
+from weighbridge.adapters.families import pickled
+from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
-from weighbridge.adapters.whole import file_findings, header_of, pointer_finding, some
+from weighbridge.adapters.weights import WeightSet
+from weighbridge.adapters.whole import file_findings, header_of, some
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
@@ -46,9 +49,12 @@ def judge(place: Place) -> Draft:
     copies: list[str] = []
     if weights_file is not None:
         _judge_weights(draft, weights_file, config, peft_type)
-        copies = [file.path for file in pickles]
+        copies = _compare(draft, weights_file, pickles)
     elif pickles:
-        _pickles_only(draft, pickles)
+        weights_file = pickles[0]
+        copies = [file.path for file in pickles[1:]]
+        if _pickle(draft, weights_file, config, peft_type):
+            pickled.converted(draft, (weights_file.path,))
     else:
         _no_weights(draft)
     side = _side_files(draft)
@@ -112,17 +118,50 @@ def _no_weights(draft: Draft) -> None:
     )
 
 
-def _pickles_only(draft: Draft, pickles: list[File]) -> None:
+def _pickle(draft: Draft, file: File, config: dict[str, Any] | None, peft_type: str) -> bool:
+    """Judge an adapter whose weights are a torch pickle; return whether its tensors can be published."""
     reader = draft.place.reader
     draft.facts["pickle_format"] = True
-    pointers = [f for f in pickles if recognise.is_pointer(draft.place, f)]
-    dead = [f for f in pickles if f.size == 0 or f.link is not None]
-    draft.findings.extend(pointer_finding(f, reader) for f in pointers)
-    for file in dead:
-        draft.findings.extend(file_findings(file, reader))
-    rest = [f for f in pickles if f not in pointers and f not in dead]
-    if rest:
-        draft.findings.extend(model_folder.unread_pickles(rest, draft.place))
+    found = pickled.faults(file, reader)
+    held = pickled.held(file, reader)
+    draft.findings.extend(found)
+    if held is None or not held.tensors:
+        return False
+    counted, draft.weights = weights.summary(held.tensors)
+    draft.add({**counted, "foreign_globals": held.facts.get("foreign_globals", [])}, [])
+    it = audit.load(held.tensors, config or {}, file.path, peft_type)
+    draft.add(*audit.judge(it))
+    draft.add(*riders.judge(it))
+    draft.facts["values_checked"] = held.sound and counted["payload_bytes"] <= VALUES_LIMIT
+    if draft.facts["values_checked"]:
+        draft.add(*_values(it, torch_weights.numbers(file, held)))
+    return held.sound
+
+
+def _compare(draft: Draft, ours: File, pickles: list[File]) -> list[str]:
+    """Compare pickles beside the adapter's weights with them; return those that are copies."""
+    reader = draft.place.reader
+    copies = [file.path for file in pickles]
+    header = header_of(ours, reader)
+    if header.faults or not header.tensors or header.payload_bytes > VALUES_LIMIT:
+        return copies
+    whole = WeightSet((ours.path,), None, dict(header.tensors), dict.fromkeys(header.tensors, ours.path), {}, [])
+    for file in pickles:
+        held = pickled.held(file, reader)
+        # Another tool's form of the same adapter has names of its own (torchtune's adapter_model.pt).
+        if held is None or not held.sound or (file.name != _TWIN and held.tensors.keys() != header.tensors.keys()):
+            continue
+        try:
+            same = pickled.same_as(values.digests(reader.tree, whole), [file], reader)
+        except OSError:
+            continue
+        draft.facts["values_equal"] = same
+        if same is False:
+            draft.findings.append(pickled.disagree([file.path, ours.path]))
+    return copies
+
+
+_TWIN: Final = "adapter_model.bin"
 
 
 def _judge_weights(draft: Draft, file: File, config: dict[str, Any] | None, peft_type: str) -> None:
@@ -140,10 +179,10 @@ def _judge_weights(draft: Draft, file: File, config: dict[str, Any] | None, peft
     draft.add(*riders.judge(it))
     draft.facts["values_checked"] = not faults and header.payload_bytes <= VALUES_LIMIT
     if draft.facts["values_checked"]:
-        draft.add(*_values(it, Path(file.source), header))
+        draft.add(*_values(it, values.numbers(Path(file.source), header, it.tensors)))
 
 
-def _values(it: Loaded, path: Path, header: Header) -> audit.Checked:
+def _values(it: Loaded, look: Iterator[tuple[str, values.Numbers]]) -> audit.Checked:
     """Look at every value: NaN, infinities, and lora_B that are zero, wholly or from some row on."""
     nan: dict[str, int] = {}
     inf: dict[str, int] = {}
@@ -151,7 +190,7 @@ def _values(it: Loaded, path: Path, header: Header) -> audit.Checked:
     zero: list[str] = []
     tails: list[tuple[int, int]] = []
     try:
-        for name, seen in values.numbers(path, header, it.tensors):
+        for name, seen in look:
             if seen.nan:
                 nan[name] = seen.nan
             if seen.inf:
@@ -163,7 +202,7 @@ def _values(it: Loaded, path: Path, header: Header) -> audit.Checked:
                 zero.append(name)
             else:
                 tails.append((seen.zero_tail * shape[0] // it.tensors[name].size, shape[0]))
-    except OSError:
+    except (OSError, FormatFault):
         return {}, []
     found = model_folder.broken_values(it.subject, nan, inf)
     facts: dict[str, Any] = {}

@@ -54,6 +54,10 @@ class Draft:
     end_mark: bool = False
     trainer: bool = False
     needs_code: bool = False
+    alone: str | None = None
+    """The one file that this is about, where a folder holds several such files."""
+    convert: tuple[str, ...] = ()
+    """Torch pickles among the weights: their tensors are published as safetensors."""
 
     def add(self, facts: dict[str, Any], found: Iterable[Finding]) -> None:
         """Take in the result of one check; lists of paths and tensors grow, other facts of a later check win."""

@@ -5,9 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
-from weighbridge.adapters import fit, layout, quantization, recognise, shards, values, weights
+from weighbridge.adapters import fit, layout, quantization, recognise, shards, torch_weights, values, weights
 from weighbridge.adapters.draft import Draft, read_json
+from weighbridge.adapters.families import pickled
 from weighbridge.adapters.formats import sniff
+from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
@@ -30,14 +32,15 @@ def judge(place: Place) -> Draft:
     draft.config_path = place.path(layout.MODEL_CONFIG)
     beside = place.table("quantize_config.json")
     packing = quantization.of(config or {}, beside)
-    pickled = recognise.pickled_weights(place)
+    pickles = recognise.pickled_weights(place)
+    from_pickles = found is None and bool(pickles)
+    if from_pickles:
+        found = pickled.weight_set(place)
     if found is not None:
-        _take_in(draft, found, packing)
-    elif pickled:
-        _pickles_only(draft, pickled)
+        _take_in(draft, found, packing, from_pickles=from_pickles)
     else:
         _no_weights(draft)
-    if config is None and layout.MODEL_CONFIG not in place.names and (found is not None or pickled):
+    if config is None and layout.MODEL_CONFIG not in place.names and (found is not None or pickles):
         draft.add({"missing_files": [draft.config_path]}, [_no_config(draft.config_path)])
     if packing is not None:
         draft.facts |= {"quant_method": packing.method, "bits": packing.bits}
@@ -51,7 +54,11 @@ def judge(place: Place) -> Draft:
             draft.weights = msgspec.structs.replace(draft.weights, architecture=draft.facts.get("architecture"))
     _generation(draft)
     _tokenizer(draft)
-    copies = [*found.copies, *_other_forms(draft, pickled)] if found is not None else []
+    copies: list[str] = []
+    if found is not None:
+        lying = [] if from_pickles else [f for f in pickles if not f.name.endswith(".index.json")]
+        copies = [*found.copies, *_other_forms(draft, lying)]
+        _compare(draft, found, lying)
     _copies(draft, copies)
     _parts(draft)
     draft.named = Named(
@@ -74,7 +81,7 @@ def _no_config(path: str) -> Any:
     )
 
 
-def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization | None) -> None:
+def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization | None, *, from_pickles: bool) -> None:
     packed = weights.is_packed(found.tensors)
     quantized = packing is not None and (packed or not found.tensors)
     counted, summary = weights.summary(
@@ -88,8 +95,13 @@ def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization 
         draft.artifact, draft.kind = "quantized", "quantized"
     draft.metadata = found.metadata
     written = (found.metadata or {}).get("format")
-    draft.facts["metadata_format"] = written
-    if written is None and found.sound and not quantized:
+    if from_pickles:
+        draft.facts["pickle_format"] = True
+        if found.files and found.sound:
+            pickled.converted(draft, found.files)
+    else:
+        draft.facts["metadata_format"] = written
+    if written is None and found.sound and not quantized and not from_pickles:
         draft.findings.append(
             findings.finding(
                 "format-metadata-missing",
@@ -127,13 +139,18 @@ def look_at_values(draft: Draft, found: WeightSet) -> None:
     for path in sorted(set(found.owners.values())):
         file = reader.tree.files[path]
         mine = {name: found.tensors[name] for name, owner in found.owners.items() if owner == path}
+        held = pickled.held(file, reader)
         try:
-            for name, seen in values.numbers(Path(file.source), reader.header(file), mine):
+            if held is not None:
+                look = torch_weights.numbers(file, held)
+            else:
+                look = values.numbers(Path(file.source), reader.header(file), mine)
+            for name, seen in look:
                 if seen.nan:
                     nan[name] = seen.nan
                 if seen.inf:
                     inf[name] = seen.inf
-        except OSError:
+        except (OSError, FormatFault):
             return
     draft.findings.extend(broken_values(found.files[0], nan, inf))
 
@@ -156,67 +173,22 @@ def broken_values(subject: str, nan: dict[str, int], inf: dict[str, int]) -> lis
     ]
 
 
-def _pickles_only(draft: Draft, pickled: list[File]) -> None:
-    """Recognise a model whose weights are torch pickles; they are read by a later version."""
-    place = draft.place
-    names = [f.name for f in pickled if not f.name.endswith(".index.json")]
-    index = next((f for f in pickled if f.name.endswith(".index.json")), None)
-    document = place.reader.document(index) if index is not None else None
-    weight_map = document.get("weight_map") if isinstance(document, dict) else None
-    facts: dict[str, Any] = {"pickle_format": True, "missing_files": []}
-    if isinstance(weight_map, dict):
-        listed = sorted({str(v) for v in weight_map.values()})
-        missing = [v for v in listed if v not in names]
-        facts |= {
-            "shards_expected": len(listed),
-            "shards_found": len(listed) - len(missing),
-            "missing_files": [place.path(v) for v in missing],
-        }
-        claims = document.get("metadata") if isinstance(document, dict) else None
-        if isinstance(claims, dict) and isinstance(claims.get("total_size"), (int, float)):
-            facts["index_total_size"] = claims["total_size"]
-        if missing and index is not None:
-            draft.findings.append(
-                findings.finding(
-                    "shard-missing",
-                    index.path,
-                    f"{some(place.path(v) for v in missing)}, named by {index.path}: not there",
-                    "copy the missing file here, or save the model again",
-                    missing_files=facts["missing_files"],
-                )
-            )
-    real = [f for f in pickled if not f.name.endswith(".index.json")]
-    for file in real:
-        if recognise.is_pointer(place, file):
-            draft.findings.append(pointer_finding(file, place.reader))
-        elif file.size == 0 or file.link is not None:
-            draft.findings.extend(file_findings(file, place.reader))
-    if real and not draft.findings:
-        draft.findings.extend(unread_pickles(real, place))
-    draft.add(facts, [])
-
-
-def unread_pickles(files: list[File], place: Place) -> list[Any]:
-    """Return findings for files named like torch pickles: not read yet, or not pickles at all."""
-    kinds = {file.path: place.reader.container(file) for file in files}
-    lying = {path: kind for path, kind in kinds.items() if kind not in sniff.PICKLED}
-    pickles = [file for file in files if file.path not in lying]
-    found = [not_handled(pickles, "torch pickles")] if pickles else []
-    if lying:
-        path = min(lying)
-        found.append(
-            findings.finding(
-                "suffix-lies",
-                path,
-                f"{some(f'{name} is {kind}' for name, kind in sorted(lying.items()))}, no torch pickle: loaders go by "
-                "the name and fail",
-                "give it its true suffix",
-                file=path,
-                container=lying[path],
-                true_formats=lying,
-            )
-        )
-    return found
+def _compare(draft: Draft, found: WeightSet, lying: list[File]) -> None:
+    """Compare pickles beside the weights with them, value by value where that is not too much to read."""
+    reader = draft.place.reader
+    if not lying or not found.sound or any(reader.container(f) not in sniff.PICKLED for f in lying):
+        return
+    size = sum(tensor.size for tensor in found.tensors.values())
+    if size > VALUES_LIMIT:
+        return
+    try:
+        ours = values.digests(reader.tree, found)
+    except OSError:
+        return
+    same = pickled.same_as(ours, lying, reader)
+    draft.facts["values_equal"] = same
+    if same is False:
+        draft.findings.append(pickled.disagree([found.files[0], lying[0].path]))
 
 
 def not_handled(files: list[File], what: str) -> Any:
@@ -278,10 +250,10 @@ def has_chat_template(place: Place) -> bool:
     return bool((place.table("tokenizer_config.json") or {}).get("chat_template"))
 
 
-def _other_forms(draft: Draft, pickled: list[File]) -> list[str]:
+def _other_forms(draft: Draft, pickles: list[File]) -> list[str]:
     """Return files that hold the same weights again: pickles beside safetensors, original/, other frameworks."""
     place = draft.place
-    files = [f.path for f in pickled if not f.name.endswith(".index.json")]
+    files = [f.path for f in pickles if not f.name.endswith(".index.json")]
     files += [place.path(name) for name in _OTHER_FORMS if name in place.names]
     for name in place.reader.tree.folders[place.folder].dirs:
         below = place.reader.tree.below(place.path(name))

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from weighbridge.adapters.formats import safetensors, sniff
+from weighbridge.adapters.formats import readers, safetensors, sniff
+from weighbridge.adapters.formats.protocol import Directory, FormatFault
 from weighbridge.adapters.listing import File, Tree
 
 JSON_LIMIT: Final = 64 << 20
@@ -25,6 +26,9 @@ class Reader:
         self._documents: dict[str, Any] = {}
         self._headers: dict[str, safetensors.Header] = {}
         self._containers: dict[str, str] = {}
+        self._directories: dict[str, Directory | FormatFault] = {}
+        self.notes: dict[tuple[str, str], Any] = {}
+        """What others worked out of a file, by their own name and its path."""
 
     def document(self, file: File) -> Any:
         """Return a file's JSON value, or an Unreadable."""
@@ -60,6 +64,19 @@ class Reader:
                 except OSError:
                     self._containers[file.path] = "unreadable"
         return self._containers[file.path]
+
+    def directory(self, file: File) -> Directory | FormatFault:
+        """Return what a container lists, or the fault that forbids to read it."""
+        if file.path not in self._directories:
+            try:
+                self._directories[file.path] = readers.read(Path(file.source))
+            except FormatFault as fault:
+                self._directories[file.path] = fault
+            except OSError as error:
+                self._directories[file.path] = FormatFault(
+                    "file-unreadable", f"it cannot be read: {error.strerror}", file_bytes=file.size
+                )
+        return self._directories[file.path]
 
     def head(self, file: File, count: int = sniff.HEAD) -> bytes:
         """Return a file's first bytes, nothing where it cannot be read."""

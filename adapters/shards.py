@@ -4,9 +4,9 @@
 lies beside it: stale shards, whole second copies, a second set that might be the model as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -21,42 +21,68 @@ from weighbridge.adapters.whole import dead_link, file_findings, header_of, poin
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
+
+class Form(NamedTuple):
+    """How one kind of weight file is named, indexed and read."""
+
+    suffix: str
+    single: str
+    listing: str
+    """Name of the index that a loader looks for; others end like it."""
+    header: Callable[[File, Reader], Header]
+    faults: Callable[[File, Reader], list[Finding]]
+    aliases: Callable[[File, Reader], Mapping[str, str]]
+    """Names that share a tensor with another name of the same file."""
+
+
+def _no_aliases(_file: File, _reader: Reader) -> Mapping[str, str]:
+    return {}
+
+
+SAFETENSORS: Final = Form(
+    ".safetensors", layout.MODEL_WEIGHTS, layout.MODEL_INDEX, header_of, file_findings, _no_aliases
+)
+
 REBUILD: Final = "write a new index from the headers, or save the model again"
 
 
 def weight_set(place: Place) -> WeightSet | None:
     """Return the safetensors set of a folder, or None where it holds none and no index of one."""
-    names = place.names
     here = {
         name: file
-        for name, file in names.items()
+        for name, file in place.names.items()
         if name.endswith(".safetensors") and name != layout.ADAPTER_WEIGHTS and not layout.is_resume_name(name)
     }
-    index = _index_file(names)
+    return chosen(place, here, SAFETENSORS)
+
+
+def chosen(place: Place, here: Mapping[str, File], form: Form) -> WeightSet | None:
+    """Return the set that a loader would take among some files of one form: by index, else the single file."""
+    index = _index_file(place.names, form)
     if index is not None:
-        return _indexed(index, here, place)
+        return _indexed(index, here, place, form)
     groups = shard_groups(here)
-    single = _single(here, groups)
+    single = _single(here, groups, form)
     if single is not None:
-        return _one_file(single, here, place.reader)
+        return _one_file(single, here, place.reader, form)
     if groups:
-        return _without_index(groups, here, place)
+        return _without_index(groups, here, place, form)
     return None
 
 
 # ---------------------------------------------------------------------------------------------------------- choosing
 
 
-def _index_file(names: Mapping[str, File]) -> File | None:
-    if layout.MODEL_INDEX in names:
-        return names[layout.MODEL_INDEX]
-    found = sorted(name for name in names if name.endswith(".safetensors.index.json"))
+def _index_file(names: Mapping[str, File], form: Form) -> File | None:
+    if form.listing in names:
+        return names[form.listing]
+    found = sorted(name for name in names if name.endswith(f"{form.suffix}.index.json"))
     return names[found[0]] if found else None
 
 
-def _single(tensors_here: Mapping[str, File], groups: Mapping[tuple[str, int], Any]) -> File | None:
-    if layout.MODEL_WEIGHTS in tensors_here:
-        return tensors_here[layout.MODEL_WEIGHTS]
+def _single(tensors_here: Mapping[str, File], groups: Mapping[tuple[str, int], Any], form: Form) -> File | None:
+    if form.single in tensors_here:
+        return tensors_here[form.single]
     lone = [name for name in sorted(tensors_here) if layout.shard_of(name) is None]
     plain = [name for name in lone if not layout.is_variant_name(name)]
     if groups or not lone:
@@ -67,13 +93,13 @@ def _single(tensors_here: Mapping[str, File], groups: Mapping[tuple[str, int], A
 # ----------------------------------------------------------------------------------------------------- with an index
 
 
-def _indexed(index: File, tensors_here: Mapping[str, File], place: Place) -> WeightSet:
+def _indexed(index: File, tensors_here: Mapping[str, File], place: Place, form: Form) -> WeightSet:
     reader, files = place.reader, place.reader.tree.files
     document = reader.document(index)
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     good = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values()) and bool(weight_map)
     if not good or not isinstance(weight_map, dict):
-        return _bad_index(index, document, tensors_here, place)
+        return _bad_index(index, document, tensors_here, place, form)
     found: list[Finding] = []
     unsafe = sorted({str(v) for v in weight_map.values() if not _is_safe(v)})
     if unsafe:
@@ -92,12 +118,15 @@ def _indexed(index: File, tensors_here: Mapping[str, File], place: Place) -> Wei
     missing = [v for v in listed if v not in here]
     sound = _missing_shards(found, index, missing, weight_map, place)
     headers: dict[str, Header] = {}
+    aliases: dict[str, str] = {}
     for value, file in here.items():
-        faults = file_findings(file, reader)
+        faults = form.faults(file, reader)
         found.extend(faults)
-        sound = sound and not faults
-        headers[value] = header_of(file, reader)
-    tensors, owners, agreed = _agree(found, index, weight_map, headers, here, whole=sound)
+        sound = sound and not blocking(faults)
+        headers[value] = form.header(file, reader)
+        aliases.update(form.aliases(file, reader))
+    listing = {name: v for name, v in weight_map.items() if name not in aliases}
+    tensors, owners, agreed = _agree(found, index, listing, headers, here, whole=sound)
     facts: dict[str, Any] = {
         "shards_expected": len(listed) + len(unsafe),
         "shards_found": len(here),
@@ -108,7 +137,9 @@ def _indexed(index: File, tensors_here: Mapping[str, File], place: Place) -> Wei
     if unsafe:
         facts["unsafe_paths"] = unsafe
     facts["index_tensor_count"] = len(weight_map)
-    _totals(found, facts, index, document, tensors if sound and not unsafe else None)
+    if aliases:
+        facts["aliases"] = aliases  # older savers counted both names of a shared tensor, newer ones count one
+    _totals(found, facts, index, document, tensors if sound and not unsafe and not aliases else None)
     base = WeightSet(
         files=tuple(sorted(file.path for file in here.values())),
         index=index.path,
@@ -119,15 +150,15 @@ def _indexed(index: File, tensors_here: Mapping[str, File], place: Place) -> Wei
         metadata=next(iter(headers.values())).metadata if headers else None,
         sound=sound and not unsafe,
     )
-    return beside(base, _rest(tensors_here, base), reader, index)
+    return _sorted(base, tensors_here, reader, index, form)
 
 
-def _bad_index(index: File, document: Any, tensors_here: Mapping[str, File], place: Place) -> WeightSet:
+def _bad_index(index: File, document: Any, tensors_here: Mapping[str, File], place: Place, form: Form) -> WeightSet:
     """Return what the names say where the index cannot be used."""
     groups = shard_groups(tensors_here)
     problem = document.problem if isinstance(document, Unreadable) else "it holds no weight_map"
     base = (
-        _without_index(groups, tensors_here, place, silent=True)
+        _without_index(groups, tensors_here, place, form, silent=True)
         if groups
         else WeightSet((), None, {}, {}, {"missing_files": []}, [], sound=False)
     )
@@ -312,6 +343,7 @@ def _without_index(
     groups: Mapping[tuple[str, int], Mapping[int, File]],
     tensors_here: Mapping[str, File],
     place: Place,
+    form: Form,
     *,
     silent: bool = False,
 ) -> WeightSet:
@@ -323,7 +355,7 @@ def _without_index(
     first = min(members)
     start = 0 if first == 0 and count not in members else 1
     wanted = {
-        i: place.path(f"{stem}-{i:0{width}d}-of-{count:0{width}d}.safetensors") for i in range(start, count + start)
+        i: place.path(f"{stem}-{i:0{width}d}-of-{count:0{width}d}{form.suffix}") for i in range(start, count + start)
     }
     here = {i: file for i, file in members.items() if file.link is None}
     missing = [wanted[i] for i in wanted if i not in here]
@@ -332,10 +364,10 @@ def _without_index(
     double: dict[str, list[str]] = {}
     sound = not missing
     for file in here.values():
-        faults = file_findings(file, reader)
+        faults = form.faults(file, reader)
         found.extend(faults)
-        sound = sound and not faults
-        for name, tensor in header_of(file, reader).tensors.items():
+        sound = sound and not blocking(faults)
+        for name, tensor in form.header(file, reader).tensors.items():
             if name in owners:
                 double.setdefault(name, [owners[name]]).append(file.path)
             tensors.setdefault(name, tensor)
@@ -367,7 +399,7 @@ def _without_index(
         found.append(
             findings.finding(
                 "index-missing",
-                place.path(f"{stem}.safetensors.index.json"),
+                place.path(f"{stem}{form.suffix}.index.json"),
                 f"{len(here)} of {count} shards are there but no index, so loaders find nothing"
                 + ("; the set is complete and an index can be built from the headers" if rebuildable else ""),
                 REBUILD if rebuildable else "save the model again",
@@ -382,19 +414,19 @@ def _without_index(
         owners=owners,
         facts=facts,
         findings=found,
-        metadata=header_of(here[min(here)], reader).metadata if here else None,
+        metadata=form.header(here[min(here)], reader).metadata if here else None,
         sound=rebuildable,
     )
-    return beside(base, _rest(tensors_here, base), reader, None)
+    return _sorted(base, tensors_here, reader, None, form)
 
 
-def _one_file(file: File, tensors_here: Mapping[str, File], reader: Reader) -> WeightSet:
+def _one_file(file: File, tensors_here: Mapping[str, File], reader: Reader, form: Form) -> WeightSet:
     if file.link is not None:
         found = [dead_link(file.path, file.link)]
         facts: dict[str, Any] = {"missing_files": [], "missing_tensors": [], "unlisted_tensors": []}
         return WeightSet((), None, {}, {}, facts, found, sound=False)
-    faults = file_findings(file, reader)
-    header = header_of(file, reader)
+    faults = form.faults(file, reader)
+    header = form.header(file, reader)
     base = WeightSet(
         files=(file.path,),
         index=None,
@@ -403,9 +435,24 @@ def _one_file(file: File, tensors_here: Mapping[str, File], reader: Reader) -> W
         facts={"missing_files": [], "missing_tensors": [], "unlisted_tensors": []},
         findings=faults,
         metadata=header.metadata,
-        sound=not faults,
+        sound=not blocking(faults),
     )
-    return beside(base, _rest(tensors_here, base), reader, None)
+    return _sorted(base, tensors_here, reader, None, form)
+
+
+def blocking(faults: Iterable[Finding]) -> bool:
+    """Return whether some findings say that a file cannot be used."""
+    return any(fault.severity == "block" for fault in faults)
+
+
+def _sorted(
+    base: WeightSet, tensors_here: Mapping[str, File], reader: Reader, index: File | None, form: Form
+) -> WeightSet:
+    """Sort what lies beside a set; other pickles are told apart nowhere, they are only not part of it."""
+    lying = _rest(tensors_here, base)
+    if form is SAFETENSORS:
+        return beside(base, lying, reader, index)
+    return replace(base, facts={**base.facts, "stale_files": []}, others=tuple(sorted(f.path for f in lying.values())))
 
 
 def _rest(tensors_here: Mapping[str, File], base: WeightSet) -> dict[str, File]:

@@ -4,12 +4,14 @@ A 16-bit float is NaN or infinite when its exponent is all ones, which shows in 
 high bytes and a search for a handful of values finds every suspect, and only suspects are decoded.
 """
 
+import hashlib
 import math
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import IO, BinaryIO, Final, NamedTuple
 
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File, Tree
@@ -46,21 +48,30 @@ def numbers(path: Path, header: Header, names: Mapping[str, Tensor]) -> Iterator
     """Yield the numbers of some tensors of a file, in file order. Raises OSError."""
     with path.open("rb", buffering=0) as stream:
         for tensor in sorted(names.values(), key=lambda t: t.begin):
-            nan = inf = 0
-            zero, tail = True, 0
             stream.seek(header.data_start + tensor.begin)
-            left = tensor.size
-            while left:
-                block = stream.read(min(BLOCK, left))
-                if not block:
-                    break
-                left -= len(block)
-                more_nan, more_inf = special(tensor.dtype, block)
-                nan, inf = nan + more_nan, inf + more_inf
-                rest = len(block.rstrip(b"\0"))
-                zero = zero and rest == 0
-                tail = tail + len(block) if rest == 0 else len(block) - rest
-            yield tensor.name, Numbers(nan, inf, zero, tail)
+            yield tensor.name, numbers_of(tensor.dtype, _blocks(stream, tensor.size))
+
+
+def numbers_of(dtype: str, blocks: Iterable[bytes]) -> Numbers:
+    """Return the numbers of one tensor out of its bytes in blocks of whole elements."""
+    nan = inf = 0
+    zero, tail = True, 0
+    for block in blocks:
+        more_nan, more_inf = special(dtype, block)
+        nan, inf = nan + more_nan, inf + more_inf
+        rest = len(block.rstrip(b"\0"))
+        zero = zero and rest == 0
+        tail = tail + len(block) if rest == 0 else len(block) - rest
+    return Numbers(nan, inf, zero, tail)
+
+
+def _blocks(stream: IO[bytes] | FileIO, left: int) -> Iterator[bytes]:
+    while left:
+        block = stream.read(min(BLOCK, left))
+        if not block:
+            return
+        left -= len(block)
+        yield block
 
 
 def special(dtype: str, block: bytes) -> tuple[int, int]:
@@ -90,6 +101,13 @@ def _some(dtype: str, block: bytes, high: bytes, width: int) -> list[float]:
     return list(_all(dtype, bytes(picked)))
 
 
+def decode(dtype: str, block: bytes) -> list[float]:
+    """Return the values of a few elements of a floating dtype or of I64 and I32, nothing for other dtypes."""
+    if dtype in {"I64", "I32"}:
+        return [float(value) for value in array("q" if dtype == "I64" else "i", block)]
+    return list(_all(dtype, block)) if dtype in {"F64", "F32", "BF16", "F16"} else []
+
+
 def _all(dtype: str, block: bytes) -> Sequence[float]:
     if dtype == "BF16":
         wide = bytearray(len(block) * 2)
@@ -98,6 +116,24 @@ def _all(dtype: str, block: bytes) -> Sequence[float]:
     if dtype == "F16":
         return struct.unpack(f"<{len(block) // 2}e", block)
     return array("d" if dtype == "F64" else "f", block)
+
+
+def digests(tree: Tree, ours: WeightSet) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    """Return (dtype, shape, digest of the bytes) of every tensor of a safetensors set. Raises OSError."""
+    table: dict[str, tuple[str, tuple[int, ...], str]] = {}
+    for path in sorted(set(ours.owners.values())):
+        with Path(tree.files[path].source).open("rb") as stream:
+            start = 8 + int.from_bytes(stream.read(8), "little")
+            for name, owner in ours.owners.items():
+                if owner != path:
+                    continue
+                tensor = ours.tensors[name]
+                stream.seek(start + tensor.begin)
+                digest = hashlib.blake2b(digest_size=16)
+                for block in _blocks(stream, tensor.size):
+                    digest.update(block)
+                table[name] = (tensor.dtype, tensor.shape, digest.hexdigest())
+    return table
 
 
 def same_tensors(tree: Tree, ours: WeightSet, header: Header, theirs: File) -> bool | None:

@@ -103,19 +103,10 @@ def shards_of(count: int, megabytes: float) -> tuple[dict[str, bytes], Any]:
     names = shard_names(count)
     columns = 1024
     rows = int(megabytes * 1_000_000) // (2 * columns)
-    parts: list[tuple[str, dict[str, TensorSpec]]] = [
-        (
-            name,
-            {
-                f"model.layers.{i}.mlp.up_proj.weight": (
-                    "BF16",
-                    (rows, columns),
-                    measure.noise(i, rows * columns, "BF16"),
-                )
-            },
-        )
-        for i, name in enumerate(names)
-    ]
+    parts: list[tuple[str, dict[str, TensorSpec]]] = []
+    for i, name in enumerate(names):
+        body = measure.noise(i, rows * columns, "BF16")
+        parts.append((name, {f"model.layers.{i}.mlp.up_proj.weight": ("BF16", (rows, columns), body)}))
     return {name: safetensors_bytes(tensors) for name, tensors in parts}, index_of(parts)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from weighbridge.config import places, values
 from weighbridge.config.places import cache_dir, locate
 from weighbridge.config.settings import (
+    ADDRESSING,
     EMA,
     LOGS,
     MERGE,
@@ -23,7 +24,9 @@ from weighbridge.config.settings import (
     PATHS,
     REMOTE_CODE,
     STAGING,
+    STORAGE_CLASSES,
     UNKNOWN_LICENSE,
+    WRITERS,
     DaemonSettings,
     RemoteSettings,
     Settings,
@@ -78,7 +81,15 @@ REMOTE_KEYS: Final[dict[str, Check]] = {
     "remote_code": values.choice(*REMOTE_CODE),
     "max_age": values.duration,
     "mirror": values.choice(*MIRROR),
+    "region": values.text,
+    "addressing": values.choice(*ADDRESSING),
+    "ca": values.path,
+    "profile": values.text,
+    "encryption": values.encryption,
+    "storage_class": values.choice(*STORAGE_CLASSES),
+    "writers": values.choice(*WRITERS),
 }
+S3_KEYS: Final = ("endpoint", "region", "addressing", "ca", "profile", "encryption", "storage_class", "writers")
 TOP_KEYS: Final = ("daemon", "watch", "remotes")
 
 
@@ -245,8 +256,8 @@ def remote_settings(name: str, url: str, given: Mapping[str, Any] | None = None)
 
 def _check_remote(remote: RemoteSettings, given: Mapping[str, Any], problems: list[Problem]) -> None:
     at = ("remotes", remote.name)
-    if remote.endpoint and not remote.url.startswith("s3://"):
-        problems.append(Problem((*at, "endpoint"), "only s3:// remotes have an endpoint", "remove the line"))
+    foreign = [key for key in S3_KEYS if key in given and not remote.url.startswith("s3://")]
+    problems += [Problem((*at, key), f"only s3:// remotes have {key}", "remove the line") for key in foreign]
     if given.get("internal") is False and remote.paths == "keep":
         problems.append(
             Problem(

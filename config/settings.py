@@ -18,12 +18,16 @@ STAGING: Final = ("auto", "reflink", "copy", "direct")
 LOGS: Final = ("json", "text")
 PUBLISH: Final = ("best", "last", "all", "manual")
 MERGE: Final = ("never", "best", "last", "all")
-MERGE_DTYPES: Final = ("bf16", "f16", "f32")
+MERGE_DTYPES: Final = ("bf16", "fp16", "fp32")
 EMA: Final = ("keep", "prefer", "drop")
 PATHS: Final = ("keep", "rewrite", "block")
 UNKNOWN_LICENSE: Final = ("note", "warn", "block")
 REMOTE_CODE: Final = ("block", "allow")
 MIRROR: Final = ("all", "latest-only")
+ADDRESSING: Final = ("auto", "path", "virtual")
+STORAGE_CLASSES: Final = ("STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
+"""Classes of S3 whose objects can be read at once."""
+WRITERS: Final = ("many", "one")
 PLACEHOLDERS: Final = ("project", "run")
 """What a name template may use: the first folder under the watch root, and the run's folder."""
 
@@ -80,6 +84,18 @@ class RemoteSettings(NamedTuple):
     remote_code: str = "block"
     max_age: float = 60.0
     mirror: str = "all"
+    region: str | None = None
+    addressing: str = "auto"
+    """How a bucket stands in an address: "path", "virtual", or "auto": path where there is an endpoint."""
+    ca: Path | None = None
+    """PEM file of the certificate authority of an S3 endpoint."""
+    profile: str | None = None
+    """Profile of ~/.aws/config; no secret ever stands in the configuration."""
+    encryption: str | None = None
+    """"AES256", "aws:kms" or "aws:kms:KEY"; None: what the bucket does by itself."""
+    storage_class: str | None = None
+    writers: str = "many"
+    """"one" is for stores that cannot refuse a key that is taken."""
 
 
 class Settings(NamedTuple):

@@ -269,6 +269,14 @@ def url(value: Any) -> str:
     return given.rstrip("/") if scheme != "memory" else given
 
 
+def encryption(value: Any) -> str:
+    """Accept "AES256", "aws:kms", or "aws:kms:" with the id, alias or ARN of a key."""
+    given = text(value)
+    if given not in {"AES256", "aws:kms"} and not (given.startswith("aws:kms:") and len(given) > len("aws:kms:")):
+        raise Fault(f"'{shown(given[:120])}' is no encryption", 'write "AES256", "aws:kms" or "aws:kms:KEY"')
+    return given
+
+
 def endpoint(value: Any) -> str:
     """Accept the http(s) address of an S3 service, without secrets."""
     given = text(value)

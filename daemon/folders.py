@@ -143,6 +143,7 @@ class Folders:
     wake: threading.Event = field(default_factory=threading.Event)
     full_seconds: float | None = None
     """What the last full scan took, every look at every file included."""
+    full_scans: int = 0
     _folders: dict[str, _Folder] = field(default_factory=dict)
     _fully: bool = False
 
@@ -181,6 +182,7 @@ class Folders:
             self._look(folder)
         if self._fully:
             self.full_seconds, self._fully = self.clock() - now, False
+            self.full_scans += 1
         return self._next(now)
 
     def look_all(self) -> None:

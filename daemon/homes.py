@@ -81,7 +81,7 @@ class Homes:
         settings: Mapping[str, RemoteSettings],
         catalog: Catalog,
         *,
-        connect: Callable[[RemoteSettings], Remote] = lambda remote: open_remote(remote.url, endpoint=remote.endpoint),
+        connect: Callable[[RemoteSettings], Remote] = lambda remote: open_remote(remote.url, settings=remote),
     ) -> None:
         self._settings = settings
         self._connect = connect

@@ -86,6 +86,9 @@ class Tree:
     _excluded: frozenset[tuple[int, int]] = frozenset()
     _links: deque[tuple[str, _Node]] = field(default_factory=deque)
 
+    def __post_init__(self) -> None:
+        self._patterns = tuple(self.ignore)
+
     @property
     def candidates(self) -> list[str]:
         """Every folder that may hold an artifact."""
@@ -150,7 +153,8 @@ class Tree:
         with os.scandir(folder) as entries:
             found = list(entries)
         for entry in found:
-            name, relative = entry.name, prefix + entry.name
+            name = entry.name
+            relative = prefix + name
             try:
                 status = entry.stat()
             except FileNotFoundError:
@@ -163,7 +167,7 @@ class Tree:
                         yield from self._files(entry.path, relative + "/", depth + 1)
                     except (FileNotFoundError, NotADirectoryError):
                         continue
-            elif counts(relative) and not ignored(name, relative, self.ignore, directory=False):
+            elif takes_part(relative, self._patterns):
                 yield FileStat(relative, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def _own(self, path: str, name: str, *, numbered: bool) -> bool:
@@ -336,14 +340,19 @@ class _Found:
 
 
 @lru_cache(maxsize=1 << 16)
-def counts(path: str) -> bool:
+def takes_part(path: str, ignore: tuple[str, ...] = ()) -> bool:
     """Tell whether a file takes part in the verdict on its folder.
 
     What is published does, and what a trainer saves beside it; a log that is written on must not hold a model back.
     """
-    if layout.is_weights_name(path.rpartition("/")[2]):
-        return True
-    return plan.role_of(path)[1] in {None, "resume-only", "pickle", "in-progress", "remote-code"}
+    name = path.rpartition("/")[2]
+    if ignored(name, path, ignore, directory=False):
+        return False
+    return layout.is_weights_name(name) or plan.role_of(path)[1] in _PARTS
+
+
+_PARTS: Final = frozenset({None, "resume-only", "pickle", "in-progress", "remote-code"})
+"""Why a file that takes part may be left out."""
 
 
 def _key(status: os.stat_result) -> tuple[int, int]:

@@ -39,6 +39,9 @@ from weighbridge.registry.types import Owner
 STOP_WITHIN: Final = 8.0
 """Seconds a stop waits for steps that are under way; what is cut is repeated by the next start."""
 
+SCAN_WITHIN: Final = 60.0
+"""Seconds for which somebody who asked for a scan is made to wait for its end."""
+
 _SHORTEST_WAIT: Final = 0.05
 _LONGEST_WAIT: Final = 5.0
 _ASKING_WAIT: Final = 0.2
@@ -315,8 +318,16 @@ class Session:
         return self.store.events(str(name) if name else None, min(int(args.get("limit") or 100), 10_000))
 
     def _op_scan(self, _args: Mapping[str, Any]) -> dict[str, Any]:
+        before = self.folders.full_scans
         self.folders.request_scan(full=True, now=True)
-        return {"asked": True}
+        end = time.monotonic() + SCAN_WITHIN
+        while self.folders.full_scans == before and time.monotonic() < end and not self._stop.is_set():
+            time.sleep(0.02)
+        return {
+            "done": self.folders.full_scans > before,
+            "seconds": self.folders.full_seconds,
+            "folders": self.folders.count,
+        }
 
     def _op_recorded(self, args: Mapping[str, Any]) -> dict[str, Any]:
         path = os.path.normpath(str(args.get("path") or ""))

@@ -42,7 +42,7 @@ class Listing(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """A digest over every stat: another value means that somebody touched a file."""
-        return _digest(f"{f.path}\0{f.size}\0{f.mtime_ns}\0{f.ctime_ns}\0{f.ino}" for f in self.files)
+        return _digest("%s\0%d\0%d\0%d\0%d" % f for f in self.files)  # noqa: UP031 - half the time of an f-string
 
     @property
     def shape(self) -> str:
@@ -166,11 +166,8 @@ def end_mark(paths: Collection[str], *, checkpoint: bool) -> str | None:
 
 
 def _digest(lines: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode("utf-8", "surrogateescape"))
-        digest.update(b"\n")
-    return digest.hexdigest()
+    text = "\n".join(lines)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _seconds(value: float) -> str:

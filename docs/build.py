@@ -14,7 +14,7 @@ from typing import Any
 import click
 import msgspec
 
-from weighbridge.daemon.cli import main as daemon_command
+from weighbridge.daemon.cli import registryd as daemon_command
 from weighbridge.registry import errors, findings, types
 from weighbridge.registry.cli.group import registry as registry_command
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 import msgspec
 from sqlite_utils import Database
 
+from weighbridge.config import mounts
 from weighbridge.registry import catalog_read as read
 from weighbridge.registry import migrations
 from weighbridge.registry.errors import UsageError
@@ -55,7 +56,9 @@ class Catalog(read.View):
             link.execute("PRAGMA foreign_keys = ON")
             link.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
             link.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            link.execute("PRAGMA journal_mode = WAL")
+            # WAL needs memory that is shared, which two hosts cannot: a cache in a home on NFS does without.
+            shared = path is not None and not durable and mounts.network_filesystem(path) is not None
+            link.execute(f"PRAGMA journal_mode = {'DELETE' if shared else 'WAL'}")
             db = Database(link, recursive_triggers=False, execute_plugins=False)
             catalog = cls(db, str(path or ":memory:"), durable=durable, lock=threading.RLock(), uuid="", row=0)
             catalog._migrate()
@@ -117,9 +120,24 @@ class Catalog(read.View):
     def forget(self) -> None:
         """Drop everything the feed told; what was sealed and confirmed stays."""
         with self.immediate():
-            for table in ("tag_moves", "tags", "versions", "names"):
+            for table in ("tag_moves", "tags", "versions", "names", "heads"):
                 self.link.execute(f"DELETE FROM {table} WHERE registry = ?", (self.id,))
             self.mark(cursor=0, cursor_size=None, cursor_modified=None, names=0, versions=0, bytes=0)
+
+    def heads(self) -> dict[str, str]:
+        """Return the commit at which each name was read last; empty for remotes with a feed."""
+        sql = "SELECT name, commit_id FROM heads WHERE registry = ?"
+        return dict(self.link.execute(sql, (self.id,)).fetchall())
+
+    def replace(self, name: str, commit: str | None, entries: Iterable[FeedEntry]) -> None:
+        """Make the rows of a name exactly what `entries` say, as read at a commit; None: the name is gone."""
+        with self.immediate():
+            for table in ("tag_moves", "tags", "versions", "names", "heads"):
+                self.link.execute(f"DELETE FROM {table} WHERE registry = ? AND name = ?", (self.id, name))
+            if commit is not None:
+                self.apply(None, entries)
+                self._put("heads", ("registry", "name"), [{"registry": self.id, "name": name, "commit_id": commit}])
+            self._total()
 
     # ---------------------------------------------------------------------------------------------- what the feed tells
 
@@ -179,6 +197,9 @@ class Catalog(read.View):
         """Work out kind, latest and totals of some names, then the registry's totals."""
         counted = [self._mine(self._counted(name), read.NAME) for name in names]
         self._put("names", ("registry", "name"), counted)
+        self._total()
+
+    def _total(self) -> None:
         sql = "SELECT sum(versions > 0), sum(versions), sum(bytes) FROM names WHERE registry = ?"
         totals = [int(value or 0) for value in self.link.execute(sql, (self.id,)).fetchone()]
         self.mark(**dict(zip(("names", "versions", "bytes"), totals, strict=True)))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from weighbridge.registry.refs import split
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Steps in `migrations.catalog`."""
 
 CHECKED_WHOLE: Final = 1 << 20

@@ -15,15 +15,19 @@
         FeedDamagedError                the team's feed has a hole or a damaged object
       UnreachableError               6  a remote gives no answer; trying again can help
         RetryableError                  it answered "not now"
+        QuotaError                      its quota is used up for a while; `data["retry_after"]` says how long
         OutcomeUnknownError             the request may or may not have been carried out: look, then retry
       ConflictError                  7  somebody else holds it, or other bytes are there already
         ExistsError                     a create-only write found another object
         NameTakenError                  the name belongs to another run, kind, registry or spelling
         VoidedError                     the number was given up; claim a new one
         DivergedError                   a mirror holds something else under this name and number
+        SplitWritersError               a second writer where only one may write
+        StaleHeadError                  somebody committed in between: look again, then repeat
         WithdrawnContentError           these bytes were withdrawn and come back only when asked for
       NotFinishedError               8  wait: the work is not done yet
       DiskFullError                  1  a disk has too little room, or would fall under its reserve
+      StorageFullError               1  a remote has no room left, or its plan allows no more
       BugError                       1  nobody foresaw this: a fault in weighbridge itself
 
 This module is on the start-up path of `registry ls`: it imports nothing.
@@ -135,6 +139,12 @@ class RetryableError(UnreachableError):
     code = "retryable"
 
 
+class QuotaError(UnreachableError):
+    """A quota of the remote is used up for a while; `data["retry_after"]` is that while in seconds."""
+
+    code = "quota-used-up"
+
+
 class OutcomeUnknownError(UnreachableError):
     """The answer was lost: the request may have been carried out. Look at the remote before any retry."""
 
@@ -172,6 +182,18 @@ class DivergedError(ConflictError):
     code = "mirror-diverged"
 
 
+class SplitWritersError(ConflictError):
+    """Somebody else writes to a remote that can only bear one writer; publishing stops before more is mixed up."""
+
+    code = "split-writers"
+
+
+class StaleHeadError(ConflictError):
+    """Somebody committed in between: look at what is there now, then repeat on top of it."""
+
+    code = "stale-head"
+
+
 class WithdrawnContentError(ConflictError):
     """These bytes were withdrawn under this name and come back only when somebody asks for it."""
 
@@ -189,6 +211,12 @@ class DiskFullError(WeighbridgeError):
     """A disk has too little room, or would fall under the reserve that is kept free for the trainer."""
 
     code = "disk-full"
+
+
+class StorageFullError(WeighbridgeError):
+    """A remote has no room left, or its plan allows no more; somebody has to free or buy some."""
+
+    code = "remote-full"
 
 
 class BugError(WeighbridgeError):

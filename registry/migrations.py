@@ -165,3 +165,15 @@ def manifests_and_receipts(db: Database) -> None:
             PRIMARY KEY (remote, registry, name, n)
         ) WITHOUT ROWID""")
     db.execute("CREATE INDEX receipts_content ON receipts (content)")
+
+
+@catalog()
+def heads_of_repositories(db: Database) -> None:
+    """At which commit the ledger of a name was read last, for remotes whose versions are commits."""
+    db.execute("""
+        CREATE TABLE heads (
+            registry INTEGER NOT NULL REFERENCES registries (id) ON DELETE CASCADE,
+            name TEXT NOT NULL,
+            commit_id TEXT NOT NULL,
+            PRIMARY KEY (registry, name)
+        ) WITHOUT ROWID""")

@@ -1,7 +1,10 @@
 """What holds for every test: no stray environment, no network beyond this machine, builders with readable asserts."""
 
+import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,3 +28,19 @@ def _own_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 def _private(folder: Path) -> Path:
     folder.mkdir(mode=0o700)
     return folder
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Run SeaweedFS for all tests of this process that need an S3 server."""
+    servers = importlib.import_module("weighbridge_testlib.seaweed")
+    with servers.running(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def juicefs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Run the JuiceFS gateway, an S3 server that ignores conditions and checksums."""
+    servers = importlib.import_module("weighbridge_testlib.seaweed")
+    with servers.juicefs(tmp_path_factory.mktemp("juicefs")) as server:
+        yield server

@@ -54,6 +54,18 @@ def test_the_database_is_durable_and_strict_about_foreign_keys(catalog: Catalog)
         ask("INSERT INTO versions (registry, name, n, state) VALUES (1, 'nobody', 1, 'open')")
 
 
+def test_a_cache_on_a_network_file_system_does_without_wal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts cannot share the memory that WAL needs, so a home on NFS gets a rollback journal."""
+    monkeypatch.setattr("weighbridge.config.mounts.network_filesystem", lambda _: "nfs4")
+    catalog = Catalog.open(tmp_path / "catalog.db", "r", durable=False)
+    assert catalog.link.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    catalog.apply(1, [version()])
+    link = catalog_read.open_file(tmp_path / "catalog.db")
+    assert refs(catalog_read.View(link).listing()) == ["medical-sft@v1"]
+    link.close()
+    catalog.close()
+
+
 def test_a_claim_is_open_until_its_decision_is_told(catalog: Catalog) -> None:
     """A claimed version is known but not listed; the decision makes it appear."""
     shelf = Shelf(MemoryRemote())
@@ -119,7 +131,7 @@ def test_a_noted_licence_wins_and_survives_a_repeated_version(catalog: Catalog) 
     """What people said of the licence is shown, also after the version is told again."""
     entry = version()
     assert entry.row is not None
-    row = feed.row_of(manifest_of(payload(1), facts(license_id="mit")))
+    row = row_of(manifest_of(payload(1), facts(license_id="mit")))
     catalog.apply(1, [entry, feed.note_entry("medical-sft", 1, 1, b"note", row=row), entry])
     (shown,) = catalog.listing()
     assert shown["license"] == "mit"
@@ -229,6 +241,7 @@ COUNTER = """
 import sys
 from pathlib import Path
 from weighbridge.registry.catalog import Catalog
+from weighbridge.registry.rows import row_of
 catalog = Catalog.open(Path(sys.argv[1]), "r", durable=False)
 for _ in range(100):
     with catalog.immediate():

@@ -40,7 +40,8 @@ def test_a_sound_version_and_a_sound_folder(desk: Desk) -> None:
     assert said.out.endswith("sound\n")
     desk.ok("pull", "medical-sft@v1", "model")
     for words in (("./model",), ("model",), (str(desk.folder / "model"),)):
-        assert desk.ok("verify", *words).out.endswith("3 files, 2.03 kB, sound\n")
+        assert desk.ok("verify", *words).out == f"{words[0]} (medical-sft@v1): 3 files, 2.03 kB, sound\n"
+    assert conforms(desk.ok("verify", "./model", "--json").json, "verify")["ref"] == "medical-sft@v1"
 
 
 def test_a_damaged_version_ends_with_5_and_names_its_objects(desk: Desk) -> None:

@@ -3,6 +3,7 @@
 import pickle
 import shutil
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ def size(*sides: int) -> Op:
 
 
 def metadata(
-    tensors: dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...], str, int, int]]]],
+    tensors: Mapping[str, Any],
     *,
-    plan: dict[str, tuple[str, ...]] | None = None,
+    plan: Mapping[str, tuple[str, ...]] | None = None,
     more: Any = None,
 ) -> bytes:
     """Return a .metadata: name -> (shape, pieces of (offsets, sizes, file, offset, length))."""
@@ -103,7 +104,7 @@ def test_a_missing_file_is_named_with_its_tensors(tmp_path: Path) -> None:
     directory = dcp.read(place)
     assert directory.facts["missing_files"] == ["__1_0.distcp"]
     assert [(h.code, h.subject, h.data["missing_tensors"]) for h in directory.hazards] == [
-        ("file-missing", "__1_0.distcp", ["model.w"])
+        ("data-missing", "__1_0.distcp", ["model.w"])
     ]
 
 

@@ -212,6 +212,16 @@ def test_an_absurd_number_is_refused_without_reading_everything_below(shelf: She
         feed.changes(shelf.remote, 0)
 
 
+def test_a_repair_far_behind_a_great_hole_is_found(shelf: Shelf) -> None:
+    """Objects that were lost long ago do not matter to a reader who starts behind them."""
+    first = feed.append(shelf.remote, shelf.registry, [version(n=1)], feed.Head(5_000_000, 1), epochs=1)
+    feed.append(shelf.remote, shelf.registry, [version(n=2)], first, rebuild=first.seq)
+    shelf.tell(version(n=3))
+    found = feed.changes(shelf.remote, 0)
+    assert found.fresh
+    assert [entry.n for part in found.parts for entry in part.entries] == [1, 2, 3]
+
+
 def _flips(stored: bytes) -> Iterator[bytes]:
     for bit in range(0, len(stored) * 8, 7):
         body = bytearray(stored)

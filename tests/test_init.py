@@ -167,3 +167,10 @@ def test_the_users_own_place_is_the_default(
     assert captured.out == f"{tmp_path}/config/weighbridge/weighbridge.toml\n"
     assert "WEIGHBRIDGE_CONFIG" not in captured.err
     assert (tmp_path / "data/weighbridge/registry/weighbridge.json").exists()
+
+
+def test_the_named_configuration_is_the_one_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With WEIGHBRIDGE_CONFIG set, init writes the file that every other command will read."""
+    monkeypatch.setenv("WEIGHBRIDGE_CONFIG", str(tmp_path / "mine.toml"))
+    assert main(["init", "--remote", str(tmp_path / "remote")]) == 0
+    assert load(tmp_path / "mine.toml").remotes

@@ -52,7 +52,7 @@ def test_external_data_is_looked_for_in_the_folder(tmp_path: Path) -> None:
     model = c.onnx_model([c.onnx_tensor("w", (2, 3), external=outside), c.onnx_tensor("v", (1,), raw=bytes(4))])
     missing = read_bytes(tmp_path, model)
     assert missing.facts["missing_files"] == ["w.data"]
-    assert [(h.code, h.data["missing_tensors"]) for h in missing.hazards] == [("file-missing", ["w"])]
+    assert [(h.code, h.data["missing_tensors"]) for h in missing.hazards] == [("data-missing", ["w"])]
     (tmp_path / "w.data").write_bytes(bytes(32))
     whole = read_bytes(tmp_path, model)
     assert whole.hazards == ()

@@ -154,7 +154,7 @@ def test_core_ml_models_and_packages_are_named(tmp_path: Path) -> None:
     whole = opaque.read(package)
     assert whole.facts["specification_version"] == 7
     assert whole.facts["missing_files"] == ["Data/com.apple.CoreML/weights"]
-    assert [h.code for h in whole.hazards] == ["file-missing", "path-unsafe"]
+    assert [h.code for h in whole.hazards] == ["data-missing", "path-unsafe"]
     with pytest.raises(FormatFault):
         opaque.read(tmp_path)
 

@@ -97,8 +97,9 @@ def test_too_narrow_a_terminal_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert "latest,prod" in terminal.getvalue()
 
 
-def test_a_real_terminal_is_measured() -> None:
+def test_a_real_terminal_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The width comes from the terminal itself where COLUMNS does not say."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # test runners set it for their workers
     controller, side = pty.openpty()
     try:
         termios.tcsetwinsize(side, (24, 77))
@@ -278,3 +279,20 @@ def test_bars_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert not Output().lively()
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(_JSON)
+def test_compact_json_is_what_json_dumps_would_write(value: Any) -> None:
+    """The short way round the json package gives the same bytes; what JSON lacks becomes a string."""
+    told = output.line(value)
+    try:
+        assert told == json.dumps(value, allow_nan=False)
+    except ValueError:
+        assert json.loads(told) is not None

@@ -200,6 +200,6 @@ def test_a_base_teaches_the_prefix(wrappers: list[str], root: str) -> None:
 
 def test_hostile_names_cost_little(tmp_path: Path) -> None:
     """Names made to slow a pattern down are passed over in no time."""
-    value = {"_" * 900 + str(i): {"w" + "_optimizer" * 80: SMALL["bias"]} for i in range(300)}
+    value: dict[str, Any] = {"_" * 900 + str(i): {"w" + "_optimizer" * 80: SMALL["bias"]} for i in range(300)}
     value["x"] = {"y": call(name("collections", "OrderedDict"))}
     assert chosen(tmp_path, value).rule == "ambiguous"

@@ -1,5 +1,6 @@
 """Synchronising: few requests, a snapshot when much is new, open claims resolved, damage never guessed away."""
 
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,6 +229,23 @@ def test_a_cache_that_cannot_be_written_is_kept_in_memory(shelf: Shelf, tmp_path
     assert "cannot be used" in notes[0]
     assert refs(catalog) == ["a@v1 committed latest"]
     catalog.close()
+
+
+def test_a_cache_that_stays_locked_is_left_alone(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds it, a reader gets its answer, from memory."""
+    monkeypatch.setattr("weighbridge.registry.catalog._BUSY_MS", 50)
+    shelf.publish("a")
+    path = tmp_path / "r.db"
+    sync.refresh(shelf.remote, path, "r")[0].close()
+    shelf.publish("b")
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    catalog, _, notes = sync.refresh(shelf.remote, path, "r")
+    assert "locked" in notes[0]
+    assert refs(catalog) == ["a@v1 committed latest", "b@v1 committed latest"]
+    catalog.close()
+    holder.execute("ROLLBACK")
+    holder.close()
 
 
 class Breaking(Counting):

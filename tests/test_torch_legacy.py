@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from weighbridge.adapters.formats import opaque, torch_legacy
 from weighbridge.adapters.formats.protocol import Directory, FormatFault
 from weighbridge_testlib import containers as c
+from weighbridge_testlib.builders import pack
 from weighbridge_testlib.containers import T, call, name
 from weighbridge_testlib.mutation import mutated, outcome
 
@@ -38,8 +39,8 @@ def test_an_old_file_lists_tensors_with_their_places(tmp_path: Path) -> None:
     assert table["w"].shape == (2, 3)
     assert table["turned"].stride == (1, 3)
     assert table["turned"].storage == table["w"].storage
-    assert c.materialise(tmp_path / "x.pth", table["w"], 4) == c.pack("F32", (6,), [1, 2, 3, 4, 5, 6])
-    assert c.materialise(tmp_path / "x.pth", table["turned"], 4) == c.pack("F32", (6,), [1, 4, 2, 5, 3, 6])
+    assert c.materialise(tmp_path / "x.pth", table["w"], 4) == pack("F32", (6,), [1, 2, 3, 4, 5, 6])
+    assert c.materialise(tmp_path / "x.pth", table["turned"], 4) == pack("F32", (6,), [1, 4, 2, 5, 3, 6])
     assert [entry.value for entry in directory.entries if entry.name == "epoch"] == [7]
     assert directory.facts["weights_only_loadable"] is True
     assert directory.hazards == ()

@@ -393,6 +393,13 @@ def test_a_called_function_of_a_package_is_a_warning(tmp_path: Path) -> None:
     assert [(h.code, h.severity) for h in directory.hazards] == [("foreign-call", "warn")]
 
 
+def test_a_rebuild_of_the_future_is_refused(tmp_path: Path) -> None:
+    """A way to rebuild tensors that is not known blocks: the list without those tensors would not be whole."""
+    value = {"w": T("F32", (2,), 1.0), "x": call(name("torch._utils", "_rebuild_tensor_v9"), 1)}
+    directory = read_bytes(tmp_path, c.torch_zip(value))
+    assert [(h.code, h.severity) for h in directory.hazards] == [("tensor-unknown", "block")]
+
+
 def test_big_endian_numbers_are_said(tmp_path: Path) -> None:
     """A file of another byte order is listed and the order is told; an unknown order blocks."""
     directory = read_bytes(tmp_path, c.torch_zip({"w": T("F32", (2,), 1.0)}, byteorder=b"big"))

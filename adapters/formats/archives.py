@@ -126,7 +126,7 @@ def _unpacked(source: Source, unpacker: Any) -> Iterator[bytes]:
                 part = unpacker.decompress(raw, _PIECE)
             except (zlib.error, OSError, EOFError, lzma.LZMAError, ValueError) as error:
                 raise FormatFault(
-                    "archive-damaged", "the archive cannot be unpacked", file_bytes=source.length
+                    "header-damaged", "the archive cannot be unpacked", file_bytes=source.length
                 ) from error
             raw = getattr(unpacker, "unconsumed_tail", b"")
             if part:
@@ -168,7 +168,7 @@ def _tar(blocks: _Plain | _Packed, packed: str | None) -> Directory:
             complete = len(header) == _BLOCK
             break
         if not is_tar(header):
-            raise FormatFault("archive-damaged", f"what follows member {len(entries)} is no tar header")
+            raise FormatFault("header-damaged", f"what follows member {len(entries)} is no tar header")
         size = _octal(header[124:136])
         name = (header[345:500].rstrip(b"\0") + b"/" if header[345:346] != b"\0" else b"") + header[:100].rstrip(b"\0")
         if header[156:157] in {b"0", b"\0", b"7"}:
@@ -196,5 +196,5 @@ def _octal(raw: bytes) -> int:
     except ValueError:
         value = -1
     if not 0 <= value < 1 << 62:
-        raise FormatFault("archive-damaged", "a tar header has no valid size")
+        raise FormatFault("header-damaged", "a tar header has no valid size")
     return value

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters.formats import globals as judged
 from weighbridge.adapters.formats import torch_zip
-from weighbridge.adapters.formats.inert import Record, Symbol
+from weighbridge.adapters.formats.inert import Record, Symbol, uncollected
 from weighbridge.adapters.formats.machine import Machine
 from weighbridge.adapters.formats.protocol import (
     RANK_LIMIT,
@@ -83,8 +83,9 @@ def load(path: Path) -> Checkpoint:
         ) from error
     machine = Machine()
     machine.calls = answers(machine)
-    root = machine.run(data)
-    return _Reading(folder, machine).checkpoint(root)
+    with uncollected():
+        root = machine.run(data)
+        return _Reading(folder, machine).checkpoint(root)
 
 
 def item(path: Path, chunk: Chunk) -> Directory:
@@ -227,7 +228,7 @@ class _Reading:
         for file, names in self.lost.items():
             listed = ", ".join(map(shown, names[:_MISSING_NAMED])) + (" ..." if len(names) > _MISSING_NAMED else "")
             yield Hazard(
-                "file-missing",
+                "data-missing",
                 "block",
                 file,
                 f"{shown(file)} is not there; it holds {len(names)} of the tensors: {listed}",

@@ -42,7 +42,7 @@ _HARMLESS: Final = frozenset(
         "_codecs.encode argparse.Namespace types.SimpleNamespace types.MappingProxyType functools.partial "
         "logging.getLogger logging.Logger re._compile array.array array._array_reconstructor time.struct_time "
         "random.Random random.getrandbits signal.Signals _io.BytesIO io.BytesIO itertools.count itertools.chain "
-        "torch.storage._load_from_bytes torch._utils._rebuild_xla_tensor"
+        "torch.storage._load_from_bytes torch._utils._rebuild_xla_tensor torch._tensor._rebuild_from_type"
     )
 )  # fmt: skip
 
@@ -147,6 +147,14 @@ def _judge(symbol: Symbol) -> Hazard | None:
             full,
             f"the pickle {verb} {shown(full)}, which has no business in weights",
             {"global": full, "called": symbol.called},
+        )
+    if top == "torch" and symbol.called and "rebuild" in symbol.name:
+        return Hazard(
+            "tensor-unknown",
+            "block",
+            full,
+            f"tensors are rebuilt by {shown(full)}, which this version does not know: they are not in the list",
+            {"global": full},
         )
     function = symbol.called and symbol.name.rpartition(".")[2].lstrip("_")[:1].islower()
     return Hazard(

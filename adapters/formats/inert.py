@@ -3,7 +3,9 @@
 Plain data (texts, numbers, lists, dicts, tuples) is itself. Everything else is one of these.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 Call = Callable[[Any], Any]
@@ -65,14 +67,13 @@ class TupleKey(str):
 class Storage:
     """The memory behind tensors: `kind` is torch's name of the storage class, `count` its elements of that kind."""
 
-    __slots__ = ("count", "key", "kind", "location", "record", "size", "start")
+    __slots__ = ("count", "key", "kind", "location", "size", "start")
 
     def __init__(self, key: str, kind: str, count: int, location: str) -> None:
         self.key = key
         self.kind = kind
         self.count = count
         self.location = location
-        self.record: str | None = None
         self.start: int | None = None
         self.size = 0
 
@@ -103,3 +104,18 @@ class RawTensor:
 
     def __repr__(self) -> str:
         return "<tensor>"
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Build a tree without the collector of cycles, which would walk the growing tree again and again for nothing.
+
+    What is built here is bounded by a budget. Whoever paused the collector before keeps it paused.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

@@ -106,7 +106,7 @@ class _Reading:
         for name in sorted(self.missing):
             names = self.missing[name]
             text = f"{shown(name)} is not there; it holds {len(names)} tensors: {', '.join(map(shown, names[:8]))}"
-            self.hazards.append(Hazard("file-missing", "block", name, text, {"file": name, "missing_tensors": names}))
+            self.hazards.append(Hazard("data-missing", "block", name, text, {"file": name, "missing_tensors": names}))
         facts["external_data"] = sorted(self.external)
         facts["missing_files"] = sorted(self.missing)
         facts["custom_domains"] = sorted(d for d in self.domains if d and not d.startswith("ai.onnx"))

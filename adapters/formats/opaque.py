@@ -182,7 +182,7 @@ def _ncnn(source: Source, path: Path) -> Directory:
     hazards: tuple[Hazard, ...] = ()
     if not weights.is_file():
         text = f"the weights {shown(weights.name)} are not beside it"
-        hazards = (Hazard("file-missing", "block", weights.name, text, {"file": weights.name}),)
+        hazards = (Hazard("data-missing", "block", weights.name, text, {"file": weights.name}),)
     return Directory("ncnn", (), (), hazards, facts)
 
 
@@ -276,7 +276,7 @@ def _coreml_package(folder: Path) -> Directory:
             hazards.append(Hazard("path-unsafe", "block", name, f"{shown(name)} leads out of the package"))
         elif not (folder / where).exists():
             facts["missing_files"].append(where)
-            hazards.append(Hazard("file-missing", "block", where, f"{shown(where)} is not there", {"file": where}))
+            hazards.append(Hazard("data-missing", "block", where, f"{shown(where)} is not there", {"file": where}))
         elif key == root and (folder / where).is_file():
             with opened(folder / where) as source:
                 facts = {**_coreml(source, folder).facts, **facts}

@@ -5,9 +5,12 @@ link-text, empty, and unknown.
 """
 
 import re
-import zipfile
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from weighbridge.adapters.formats import zipdir
+from weighbridge.adapters.formats.protocol import FormatFault
+from weighbridge.adapters.formats.source import opened
 
 HEAD: Final = 4096
 _POINTER = re.compile(
@@ -32,8 +35,11 @@ class Pointer(NamedTuple):
 
 def container(path: Path) -> str:
     """Return the name of a file's container, `unknown` where nothing fits. Raises OSError."""
-    with path.open("rb") as stream:
-        head = stream.read(HEAD)
+    try:
+        with opened(path) as source:
+            head = source.head(HEAD)
+    except FormatFault:
+        return "unknown"  # a FIFO or device, which is not waited for
     name = of_head(head)
     return _inside_zip(path) if name == "zip" else name
 
@@ -82,10 +88,11 @@ def _is_onnx(head: bytes) -> bool:
 
 
 def _inside_zip(path: Path) -> str:
+    """Tell archives apart by their names; a damaged one is most likely a torch file, whose reader names the damage."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        with opened(path) as source:
+            names = zipdir.read(source).keys()
+    except (FormatFault, OSError):
         return "torch-zip"
     tails = {name.partition("/")[2] for name in names}
     if "constants.pkl" in tails and any(tail.startswith("code/") for tail in tails):

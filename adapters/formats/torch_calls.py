@@ -29,6 +29,7 @@ def answers(deck: Deck) -> dict[str, Call]:
         "collections.Counter": table,
         "collections.defaultdict": lambda args: _dict(deck, args[1:]),
         "_codecs.encode": lambda args: _encode(deck, args),
+        "builtins.bytes": _bytes,
         "copyreg._reconstructor": _new,
         "copyreg.__newobj__": _new,
         "copyreg.__newobj_ex__": _new,
@@ -143,6 +144,7 @@ _TENSORS: Final[dict[str, Callable[[Any], Any]]] = {
 _PURE: Final[dict[str, Call]] = {
     **_TENSORS,
     "torch.nn.parameter.Parameter": _first,
+    "torch._tensor._rebuild_from_type": _subclass,
     "torch._tensor._rebuild_from_type_v2": _subclass,
     "torch.Size": _size,
     "torch.serialization._get_layout": lambda args: str(args[0])[:40],
@@ -167,6 +169,11 @@ def _dict(deck: Deck, args: Any) -> Any:
         else:
             raise ValueError("a dict is made of something that has no pairs")
     return table
+
+
+def _bytes(args: Any) -> Any:
+    """Return no bytes, which old protocols store as a call without arguments."""
+    return Record(Symbol("builtins", "bytes"), args) if args else b""
 
 
 def _new(args: Any) -> Any:

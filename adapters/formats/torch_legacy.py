@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from weighbridge.adapters.formats import globals as judged
 from weighbridge.adapters.formats import torch_tensors
-from weighbridge.adapters.formats.inert import Blob, RawTensor, Record, Storage, Symbol
+from weighbridge.adapters.formats.inert import Blob, RawTensor, Record, Storage, Symbol, uncollected
 from weighbridge.adapters.formats.machine import Machine
 from weighbridge.adapters.formats.protocol import Directory, FormatFault, Hazard, shown
 from weighbridge.adapters.formats.source import Source, opened
@@ -52,7 +52,8 @@ def read_from(source: Source) -> Directory:
     size = min(_FIRST, source.length)
     while True:
         try:
-            return _read(source, source.head(size))
+            with uncollected():
+                return _read(source, source.head(size))
         except FormatFault as fault:
             if fault.code != "pickle-cut" or size >= source.length:
                 raise

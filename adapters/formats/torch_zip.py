@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from weighbridge.adapters.formats import globals as judged
 from weighbridge.adapters.formats import torch_tensors, zipdir
-from weighbridge.adapters.formats.inert import Storage, Symbol
+from weighbridge.adapters.formats.inert import Storage, Symbol, uncollected
 from weighbridge.adapters.formats.machine import Machine
 from weighbridge.adapters.formats.protocol import Directory, FormatFault, Hazard, shown
 from weighbridge.adapters.formats.source import Source, opened
@@ -37,6 +37,11 @@ def read(path: Path) -> Directory:
 
 def read_from(source: Source) -> Directory:
     """Return what an open one holds; it may be a stretch of a larger file. Raises FormatFault."""
+    with uncollected():
+        return _read(source)
+
+
+def _read(source: Source) -> Directory:
     if source.head(4) != b"PK\3\4":
         raise FormatFault("not-zip", "the file does not begin as a zip archive", file_bytes=source.length)
     members = zipdir.read(source)
@@ -119,19 +124,17 @@ class _Reader:
         storage = new_storage(saved[1], saved[2], saved[3], saved[4])
         member = self.members.get(self._data + storage.key)
         need = storage.count * _SIZES[storage.kind]
-        if member is None:
+        if member is not None and member.size >= need and not member.method:
+            storage.start, storage.size = self.source.base + member.start, member.size
+        elif member is None:
             if need:
                 self._block("record-missing", storage, "the archive has no such record")
         elif member.method != zipdir.STORED:
             self._block(
                 "record-compressed", storage, f"its record is compressed ({member.stored} to {member.size} bytes)"
             )
-        elif member.size < need:
-            self._block("record-short", storage, f"it needs {need} bytes and its record has {member.size}")
         else:
-            storage.record = member.name
-            storage.start = self.source.base + member.start
-            storage.size = member.size
+            self._block("record-short", storage, f"it needs {need} bytes and its record has {member.size}")
         return storage
 
     def _block(self, code: str, storage: Storage, problem: str) -> None:

@@ -130,4 +130,4 @@ class Walk:
             self._data = self.source.at(at, min(max(size, _WINDOW), self.source.length - at))
 
     def _damaged(self, at: int, why: str) -> FormatFault:
-        return FormatFault("protobuf-damaged", f"the file is no sound message near byte {at}: {why}", position=at)
+        return FormatFault("header-damaged", f"the file is no sound message near byte {at}: {why}", position=at)

@@ -88,8 +88,9 @@ def read(source: Source) -> dict[str, Member]:
         raise damaged(f"the directory has {size} bytes, its {count} records take {position}", source)
     _unique(names)
     starts = _starts(rows, source, start)
+    new = tuple.__new__  # half the cost of calling the class, a hundred thousand times
     return {
-        name: Member(name, begin, row[1], row[2], row[3], row[4])
+        name: new(Member, (name, begin, row[1], row[2], row[3], row[4]))
         for name, row, begin in zip(names, rows, starts, strict=True)
     }
 

@@ -11,12 +11,13 @@ import msgspec
 from weighbridge.registry import card as cards
 from weighbridge.registry import layout
 from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli.catalogue import complete
 from weighbridge.registry.cli.fresh import Opened
 from weighbridge.registry.cli.output import Output, write
 from weighbridge.registry.errors import NotFoundError, UsageError
 from weighbridge.registry.flow import notes, once
 from weighbridge.registry.flow.pull import checked_manifest
-from weighbridge.registry.flow.resolve import Resolved, resolve
+from weighbridge.registry.flow.resolve import Resolved
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.types import LicenseFacts
@@ -25,7 +26,7 @@ SCHEMA: Final = "weighbridge/card/1"
 
 
 @click.command("card")
-@click.argument("ref")
+@click.argument("ref", shell_complete=complete)
 @click.option("--edit", is_flag=True, help="Edit the part people write, in VISUAL or EDITOR.")
 @click.option("--file", "source", metavar="FILE", help="Take the part people write from a file, '-' for stdin.")
 @click.option("--license", "license_", metavar="ID", help="Say which licence it has, as the Hub spells it.")
@@ -53,7 +54,7 @@ def card(
         raise UsageError("a licence needs a reason", fix="--license ID --why 'the base model changed its licence'")
     chosen = context.choose_remote(context.settings(config), remote)
     with fresh.opened(chosen, out, ref=ref) as found:
-        version = resolve(found.remote, found.catalog, ref)
+        version = found.resolve(ref)
         manifest = checked_manifest(found.remote, version.name, version.n, version.manifest)
         changed = False
         if edit or source is not None:

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import click
+
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import catalog_read
 from weighbridge.registry.catalog_read import DAMAGE, Row, View
 from weighbridge.registry.cli import context
 from weighbridge.registry.cli.output import Output, instant, span
-from weighbridge.registry.errors import NotFoundError, UnreachableError
+from weighbridge.registry.errors import NotFoundError, UnreachableError, WeighbridgeError
 from weighbridge.registry.shell import load
 
 T = TypeVar("T")
@@ -136,6 +138,56 @@ def _young(shelf: Shelf) -> bool:
     # The feed is dense, so one look says whether there is anything new; it costs less than knowing the age.
     cursor = shelf.view.registry()["cursor"]
     return not os.path.exists(f"{root}/catalog/feed/{cursor + 1:012d}.json")  # noqa: PTH110 - as above
+
+
+def known_as(content: str | None, manifest: str | None) -> str | None:
+    """Return the version that a sealed manifest is of, as far as any cache here knows; nobody is asked."""
+    if content is None or manifest is None:
+        return None
+    folder = context.catalog_path("x").parent
+    for path in sorted(folder.glob("*.db")):
+        try:
+            link = catalog_read.open_file(path)
+        except DAMAGE:
+            continue
+        try:
+            rows = View(link).by_content(content.removeprefix("sha256:"))
+        except DAMAGE:
+            continue
+        finally:
+            link.close()
+        for row in rows:
+            if row["manifest"] == manifest:
+                return f"{row['name']}@v{row['n']}"
+    return None
+
+
+def complete(context_: click.Context, _param: click.Parameter, word: str) -> list[str]:
+    """Return what a half-typed reference can become, from the cache alone; nothing is ever said or raised."""
+    try:
+        given = context_.params
+        chosen = context.choose_remote(context.settings(given.get("config")), given.get("remote"))
+        shelf = _cached(chosen, Output(quiet=True))
+        if shelf is None:
+            return []
+        try:
+            return _completions(shelf.view, word)
+        finally:
+            shelf.view.link.close()
+    except (WeighbridgeError, OSError, *DAMAGE):
+        return []
+
+
+def _completions(view: View, word: str) -> list[str]:
+    name, at, _ = word.partition("@")
+    if at:
+        found = [f"{row['name']}@v{row['n']}" for row in view.listing([name], limit=200)]
+        return [ref for ref in found if ref.startswith(word)]
+    name, colon, _ = word.partition(":")
+    if colon:
+        tags = sorted(tag for tags in view.tags(name).values() for tag in tags)
+        return [f"{name}:{tag}" for tag in tags if f"{name}:{tag}".startswith(word)]
+    return view.names(f"{word}*")[:200]
 
 
 def folder_of(url: str) -> str | None:

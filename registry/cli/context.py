@@ -75,7 +75,7 @@ def open_remote(settings: Settings, name: str | None = None) -> tuple["Remote", 
 
 def connect(remote: RemoteSettings) -> "Remote":
     """Return an open remote of these settings; nothing is asked of it yet."""
-    opened: Remote = attribute("weighbridge.registry.remotes.table:open_remote")(remote.url, endpoint=remote.endpoint)
+    opened: Remote = attribute("weighbridge.registry.remotes.table:open_remote")(remote.url, settings=remote)
     return opened
 
 

@@ -6,11 +6,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import TypeVar
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.catalog import Catalog
-from weighbridge.registry.catalog_read import Row
+from weighbridge.registry.catalog_read import DAMAGE, Row, is_damage
 from weighbridge.registry.cli import context
 from weighbridge.registry.cli.catalogue import Shelf
 from weighbridge.registry.cli.output import Output
@@ -19,19 +19,39 @@ from weighbridge.registry.flow import sync
 from weighbridge.registry.flow.feed import version_entry
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.pull import checked_manifest
-from weighbridge.registry.flow.resolve import resolve
+from weighbridge.registry.flow.resolve import Resolved, resolve
 from weighbridge.registry.refs import shown, split
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.types import Registry
 
+T = TypeVar("T")
 
-class Opened(NamedTuple):
+
+class Opened:
     """A remote that was asked: its registry and its catalogue as it is now."""
 
-    settings: RemoteSettings
-    remote: Remote
-    registry: Registry
-    catalog: Catalog
+    def __init__(self, settings: RemoteSettings, remote: Remote, registry: Registry, catalog: Catalog) -> None:
+        self.settings = settings
+        self.remote = remote
+        self.registry = registry
+        self.catalog = catalog
+
+    def resolve(self, ref: str, step: int | None = None) -> Resolved:
+        """Return the version a reference means. Raises what `flow.resolve` raises."""
+        return self.read(lambda catalog: resolve(self.remote, catalog, ref, step=step))
+
+    def read(self, look: Callable[[Catalog], T]) -> T:
+        """Return what `look` finds in the catalogue; a cache that turns out to be damaged is read anew, once."""
+        try:
+            return look(self.catalog)
+        except DAMAGE as error:
+            if not is_damage(error):
+                raise
+            self.catalog.close()
+            path = context.catalog_path(self.registry.registry)
+            sync.discard(path)
+            self.catalog, _, _ = sync.refresh(self.remote, path, self.registry.registry)
+            return look(self.catalog)
 
 
 def refresh(chosen: RemoteSettings, out: Output) -> Shelf:
@@ -95,7 +115,7 @@ def _open(chosen: RemoteSettings, remote: Remote, out: Output) -> Opened:
 
 def catch_up(found: Opened) -> None:
     """Bring the cache up to what was just written, so that the next `ls` shows it; failing that is no error."""
-    with suppress(WeighbridgeError):
+    with suppress(WeighbridgeError, *DAMAGE):
         sync.sync(found.remote, found.catalog)
 
 
@@ -125,9 +145,10 @@ def fetched(
 ) -> None:
     """Ask the remote for a version and its manifest, keep both in the cache, and hand them to `describe`."""
     with opened(chosen, out) as found:
-        version = resolve(found.remote, found.catalog, ref, step=step)
+        version = found.resolve(ref, step)
         manifest = checked_manifest(found.remote, version.name, version.n, version.manifest)
-        found.catalog.keep(manifest)
+        with suppress(*DAMAGE):  # a cache that cannot be written only makes the next look slower
+            found.catalog.keep(manifest)
         row = found.catalog.version(version.name, version.n)
         if row is None or row["state"] != "committed":
             # It was committed a moment ago: its announcement is still on its way.

@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "init": Entry(_HOME + "init:init", "Write a commented weighbridge.toml."),
     "doctor": Entry(_HOME + "doctor:doctor", "Check this machine, the configuration and every remote."),
     "rebuild": Entry(_HOME + "rebuild:rebuild", "Repair the catalogue of a remote from its claims and manifests."),
+    "completion": Entry(_HOME + "completion:completion", "Print a completion script for bash, zsh or fish."),
 }
 
 

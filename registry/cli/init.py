@@ -29,7 +29,11 @@ _SYSTEM_REMOTE: Final = "/srv/weighbridge"
 
 
 @click.command("init")
-@click.option("--path", metavar="FILE", help="Where to write it [default: /etc/weighbridge for root, else your own].")
+@click.option(
+    "--path",
+    metavar="FILE",
+    help="Where to write it [default: $WEIGHBRIDGE_CONFIG, else /etc/weighbridge for root, else your own].",
+)
 @click.option("--watch", metavar="DIR", multiple=True, help="A folder that holds runs; may be given several times.")
 @click.option("--remote", metavar="URL", help="Where versions are kept: a folder, s3://bucket/prefix or hf://org.")
 @click.option("--force", is_flag=True, help="Replace a file that is there already.")
@@ -69,6 +73,9 @@ def init(*, path: str | None, watch: tuple[str, ...], remote: str | None, force:
 
 
 def _default_path() -> Path:
+    named = os.environ.get("WEIGHBRIDGE_CONFIG")
+    if named:
+        return Path(named).absolute()
     return Path(places.SYSTEM_CONFIG) if os.geteuid() == 0 else places.user_config(os.environ)
 
 

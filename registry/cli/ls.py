@@ -7,7 +7,7 @@ import click
 
 from weighbridge.registry.catalog_read import SORTS, Row
 from weighbridge.registry.cli import context, options
-from weighbridge.registry.cli.catalogue import Shelf, public, reading
+from weighbridge.registry.cli.catalogue import Shelf, complete, public, reading
 from weighbridge.registry.cli.output import Column, Output, age, short, size
 from weighbridge.registry.errors import NotFoundError, UsageError
 from weighbridge.registry.refs import shown
@@ -37,7 +37,7 @@ COLUMNS: Final = (
 
 
 @click.command("ls")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete)
 @click.option("--all", "every", is_flag=True, help="Every version of every name, unfinished, void and withdrawn too.")
 @click.option("-n", "--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows, 0 for all [default: 50].")
 @click.option("--kind", type=click.Choice(KINDS), help="One kind only.")

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TextIO
 
+from weighbridge.registry.errors import NotFoundError
 from weighbridge.registry.refs import shown
 from weighbridge.registry.shell import load
 
@@ -201,12 +202,46 @@ def terminal_width(stream: TextIO) -> int | None:
 
 def line(value: Any, indent: int | None = None) -> str:
     """Return a value as ASCII JSON; NaN and infinities, which JSON has no word for, become strings."""
+    if indent is None:
+        plain = _compact(value)
+        if plain is not None:
+            return plain
     dumps = load("json:dumps")
     try:
         found: str = dumps(value, indent=indent, allow_nan=False)
     except ValueError:
         found = dumps(_finite(value), indent=indent, allow_nan=False)
     return found
+
+
+def _compact(value: Any) -> str | None:
+    """Return plain values as json.dumps would, None for what needs more than that.
+
+    The json package costs as much to import as all of `ls` to run; its quoting is in C and free.
+    """
+    try:
+        quoted: Callable[[str], str] = load("_json:encode_basestring_ascii")
+    except (NotFoundError, AttributeError):
+        return None
+
+    def told(part: Any) -> str:
+        kind = type(part)
+        if kind is str:
+            return quoted(part)
+        if kind is int:
+            return repr(part)
+        if part is None or kind is bool:
+            return {None: "null", True: "true", False: "false"}[part]
+        if kind is dict and all(type(key) is str for key in part):
+            return "{" + ", ".join(f"{quoted(key)}: {told(item)}" for key, item in part.items()) + "}"
+        if kind is list or kind is tuple:
+            return "[" + ", ".join(map(told, part)) + "]"
+        raise TypeError
+
+    try:
+        return told(value)
+    except (TypeError, RecursionError):
+        return None
 
 
 def write(data: str) -> None:

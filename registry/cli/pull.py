@@ -7,18 +7,18 @@ from typing import Any, Final
 import click
 
 from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli.catalogue import complete
 from weighbridge.registry.cli.output import Output, short, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.flow.pull import Pulled
 from weighbridge.registry.flow.pull import pull as deliver
-from weighbridge.registry.flow.resolve import resolve
 from weighbridge.registry.refs import shown
 
 SCHEMA: Final = "weighbridge/pull/1"
 
 
 @click.command("pull")
-@click.argument("ref")
+@click.argument("ref", shell_complete=complete)
 @click.argument("target", type=click.Path(path_type=Path), required=False)
 @click.option("--step", type=int, metavar="N", help="The version of a plain name that was made at this training step.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files like this; repeatable.")
@@ -47,7 +47,7 @@ def pull(
     """
     chosen = context.choose_remote(context.settings(config), remote)
     with fresh.opened(chosen, out, ref=ref) as found:
-        version = resolve(found.remote, found.catalog, ref, step=step)
+        version = found.resolve(ref, step)
         place = target if target is not None else Path(version.name)
         begun = time.monotonic()
         with following(out) as follower:

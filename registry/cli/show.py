@@ -8,7 +8,7 @@ import click
 
 from weighbridge.registry.catalog_read import Row
 from weighbridge.registry.cli import context, options
-from weighbridge.registry.cli.catalogue import Shelf, folder_of, public, reading
+from weighbridge.registry.cli.catalogue import Shelf, complete, folder_of, public, reading
 from weighbridge.registry.cli.output import Output, age, short, size
 from weighbridge.registry.shell import load
 
@@ -17,7 +17,7 @@ _TYPES: Final = {"LORA": "LoRA", "IA3": "IA3", "LOHA": "LoHa", "LOKR": "LoKr", "
 
 
 @click.command("show")
-@click.argument("ref")
+@click.argument("ref", shell_complete=complete)
 @click.option("--step", type=int, metavar="N", help="The version of a plain name that was made at this training step.")
 @options.remote
 @options.offline

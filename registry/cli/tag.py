@@ -6,10 +6,10 @@ import click
 import msgspec
 
 from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli.catalogue import complete
 from weighbridge.registry.cli.output import Column, Output
 from weighbridge.registry.errors import NotFoundError, UsageError
 from weighbridge.registry.flow import tags
-from weighbridge.registry.flow.resolve import resolve
 from weighbridge.registry.refs import shown, split
 from weighbridge.registry.types import TagMove
 
@@ -29,7 +29,7 @@ _TAGS: Final = (Column("tag"), Column("version", show=lambda n: f"v{n}"))
 
 
 @click.command("tag")
-@click.argument("ref")
+@click.argument("ref", shell_complete=complete)
 @click.argument("tag", required=False)
 @click.option("--delete", is_flag=True, help="Remove the tag; its history stays.")
 @click.option("--why", metavar="TEXT", help="Why, for the tag's history.")
@@ -65,14 +65,15 @@ def tag(
             assert tag is not None
             told(tags.move(found.remote, found.registry, name, tag, None, fresh.whoami(), why), out)
         elif tag is not None:
-            version = resolve(found.remote, found.catalog, ref)
+            version = found.resolve(ref)
             moved = tags.move(found.remote, found.registry, version.name, tag, version.n, fresh.whoami(), why)
             told(moved, out)
         elif name is not None and own is not None and ":" in ref and own != "latest":
             history(tags.history(found.remote, name, own), name, own, out)
             return
         elif name is not None and own is not None:
-            standing(name, found.catalog.tags(name), known=found.catalog.name(name) is not None, out=out)
+            known, standings = found.read(lambda catalog: (catalog.name(name) is not None, catalog.tags(name)))
+            standing(name, standings, known=known, out=out)
             return
         else:
             raise UsageError("which tag?", fix=f"registry tag {shown(ref)} TAG")

@@ -10,12 +10,12 @@ import msgspec
 from weighbridge.config.settings import Settings
 from weighbridge.registry import control, manifest
 from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli.catalogue import complete, known_as
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, UnreachableError
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import place
-from weighbridge.registry.flow.resolve import resolve
 from weighbridge.registry.flow.verify import Checked, verify_folder, verify_source, verify_version
 from weighbridge.registry.refs import shown
 
@@ -24,7 +24,7 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 
 
 @click.command("verify")
-@click.argument("subject", metavar="REF|PATH")
+@click.argument("subject", metavar="REF|PATH", shell_complete=complete)
 @click.option("--quick", is_flag=True, help="Trust the remote's own checksums where it has them.")
 @options.remote
 @options.config
@@ -41,7 +41,8 @@ def verify(*, subject: str, quick: bool, remote: str | None, config: str | None,
     if not path.is_dir():
         raise NotFoundError(f"there is no folder {shown(subject)}", fix="name a pulled folder, or a reference")
     if (path / "manifest.json").is_file() or (path / place.UNFINISHED).exists():
-        return tell(verify_folder(path), "folder", subject, None, out)
+        checked = verify_folder(path)
+        return tell(checked, "folder", subject, known_as(checked.content, checked.manifest), out)
     return _source(path, context.settings(config), out)
 
 
@@ -54,8 +55,8 @@ def _is_path(subject: str) -> bool:
 
 def _version(ref: str, chosen: Any, *, quick: bool, out: Output) -> int:
     with fresh.opened(chosen, out, ref=ref) as found:
-        version = resolve(found.remote, found.catalog, ref)
-        row = found.catalog.version(version.name, version.n)
+        version = found.resolve(ref)
+        row = found.read(lambda catalog: catalog.version(version.name, version.n))
         with following(out) as follower:
             checked = verify_version(
                 found.remote,
@@ -112,5 +113,6 @@ def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output
     count = "1 file" if checked.files == 1 else f"{checked.files} files"
     part = " (the part that was pulled)" if checked.partial else ""
     verdict = f"{len(wrong)} of its objects differ" if wrong else "sound"
-    out.say(f"{subject}: {count}{part}, {size(checked.bytes)}, {verdict}")
+    what = f"{subject} ({ref})" if ref is not None and ref != subject else subject
+    out.say(f"{what}: {count}{part}, {size(checked.bytes)}, {verdict}")
     return 5 if wrong else 0

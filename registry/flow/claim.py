@@ -9,12 +9,13 @@ from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import claims, once
+from weighbridge.registry.flow import claims, commit_publish, once
 from weighbridge.registry.flow.claims import Claimed, Known
 from weighbridge.registry.flow.decide import void
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.manifest import Manifest, canonical, parse
 from weighbridge.registry.refs import check_name, shown
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
 
@@ -32,17 +33,25 @@ def claim(
     derivation: str | None = None,
     again: bool = False,
     share: bool = True,
+    adopt: bool = False,
     known: MutableMapping[int, Known] | None = None,
 ) -> Claimed:
     """Return the claim of a content in a name: the one that is there, or a new one with the next number.
 
     `again` publishes what was withdrawn, under a new number. `share` False refuses a name that another run began.
-    `known` may be kept between calls for one name and registry; only new claims are read then.
+    `known` may be kept between calls for one name and registry; only new claims are read then. `adopt` takes over a
+    repository with files of somebody else, on remotes that have repositories.
 
     Raises WithdrawnContentError, NameTakenError (another kind, run, registry or spelling), NotFinishedError while
     another process is publishing the same derivation, IntegrityError for a damaged claim.
     """
     check_name(name)
+    repositories = commits.of(remote)
+    if repositories is not None:
+        return commit_publish.claim(
+            repositories, registry, name, manifest, owner,
+            derivation=derivation, again=again, share=share, adopt=adopt,
+        )  # fmt: skip
     check_writer(registry)
     found = claims.read_all(remote, registry, name, known)
     for _ in range(ATTEMPTS):

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import feed, once
+from weighbridge.registry.flow import commit_publish, feed, once
 from weighbridge.registry.flow.claims import Claimed, judge, manifest_of
 from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.manifest import Manifest, canonical
 from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
 
@@ -21,6 +22,9 @@ def decide(remote: Remote, remote_name: str, claimed: Claimed, verified: Mapping
     `verified` names the level at which each file was compared (`upload`). Raises IntegrityError for a file that is
     missing or was not compared, ForeignBytesError for one that is not listed, VoidedError when the number was given up.
     """
+    repositories = commits.of(remote)
+    if repositories is not None:
+        return commit_publish.decide(repositories, remote_name, claimed, verified)
     claim = claimed.claim
     manifest = manifest_of(claimed)
     unproven = [f.path for f in manifest.files if verified.get(f.path) not in _PROOFS]
@@ -58,6 +62,9 @@ def receipt(
 
     Raises IntegrityError when a file is missing or of another size.
     """
+    repositories = commits.of(remote)
+    if repositories is not None:
+        return commit_publish.receipt(repositories, remote_name, claimed, verified=verified)
     claim = claimed.claim
     manifest = manifest_of(claimed)
     if verified is None:
@@ -98,6 +105,8 @@ def clear_void(remote: Remote, name: str, n: int) -> int:
 
     No reader can see them. A writer that still runs is refused at its decision, and clears up in the same way.
     """
+    if remote.properties.commits:
+        return 0  # nothing lies there before its commit
     key = layout.manifest(name, n)
     if not isinstance(decided(remote.read(key), key), Void):
         raise errors.ConflictError(f"{name}@v{n} is committed", why="only what was given up is cleared")

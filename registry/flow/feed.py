@@ -10,7 +10,7 @@
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from weighbridge.registry.flow import once, snapshot
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest, canonical, parse, parse_json
 from weighbridge.registry.remotes.protocol import Remote, Stat
+from weighbridge.registry.rows import row_of
 
 ENTRIES_MAX: Final = 256
 """Entries of one object."""
@@ -31,7 +32,6 @@ ATTEMPTS: Final = 200
 """Numbers tried by one announcement before it gives way to the crowd."""
 
 _FIELDS: Final = frozenset({"schema", "seq", "epoch", "nonce", "entries"})
-_SEVERITIES: Final = ("note", "warn", "block")
 
 
 class Head(NamedTuple):
@@ -60,27 +60,6 @@ class Changes(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------- the entries
-
-
-def row_of(manifest: Manifest) -> types.Row:
-    """Return what `ls` shows of a version, taken from its manifest."""
-    facts = manifest.facts
-    provenance = facts.provenance
-    worst = max((f.severity for f in facts.findings), key=_SEVERITIES.index, default=None)
-    return types.Row(
-        kind=manifest.kind,
-        base=facts.base.id,
-        license=facts.license.id,
-        size=manifest.size,
-        parameters=facts.weights.parameters,
-        owner=provenance.owner,
-        step=provenance.step,
-        run=f"{provenance.run.project}/{provenance.run.name}",
-        run_id=provenance.run.id,
-        run_started=provenance.started_at,
-        worst=worst,
-        created_at=provenance.created_at,
-    )
 
 
 def claim_entry(claim: types.Claim, sha256: str, *, stored_at: str | None = None) -> types.FeedEntry:
@@ -208,6 +187,8 @@ def announce(
     `known` is a place where the feed is known to stand or to have stood; it saves two requests. Telling twice is
     harmless. Every 512th object is followed by a snapshot. Raises RetryableError when others were faster every time.
     """
+    if remote.properties.commits:
+        return 0  # the repositories tell of themselves
     at = known or head(remote, registry)
     for start in range(0, len(entries), ENTRIES_MAX):
         at = append(remote, registry, entries[start : start + ENTRIES_MAX], at, pause=pause)
@@ -241,6 +222,8 @@ def append(
 
 def head(remote: Remote, registry: types.Registry, known: Head | None = None) -> Head:
     """Return where the feed stands; `known` is a place where it stood."""
+    if remote.properties.commits:
+        return Head(0, registry.epoch)
     start = known.seq if known else snapshot.newest(remote)
     numbers = [seq for seq, _ in list_after(remote, start)] or ([] if known else [start] if start else [])
     last = numbers[-1] if numbers else start
@@ -289,23 +272,38 @@ def changes(
 
     Raises FeedDamagedError for a hole or a damaged object, unless a later repair has made it harmless.
     """
-    numbers = [
-        seq for seq, _ in (list_after(remote, after) if listed is None else listed) if upto is None or seq <= upto
-    ]
+    there = list_after(remote, after) if listed is None else listed
+    numbers = [seq for seq, _ in there if upto is None or seq <= upto]
     if not numbers:
         return Changes([], fresh=False, head=after)
-    found = _read(remote, numbers, after)
-    first = after + 1
-    for part in reversed(found):
-        if isinstance(part, Part) and part.rebuild is not None and part.rebuild <= part.seq:
-            if part.rebuild <= after:
-                older = list_after(remote, part.rebuild - 1)
-                found = _read(remote, [seq for seq, _ in older if seq <= after], part.rebuild - 1, after) + found
-                first = part.rebuild
-            whole = found[part.rebuild - first :]
-            if all(isinstance(p, Part) for p in whole):
-                return Changes([p for p in whole if isinstance(p, Part)], fresh=True, head=numbers[-1])
-    return Changes(list(_sound(found)), fresh=False, head=numbers[-1])
+    found = _read(remote, numbers)
+    top = numbers[-1]
+    for part in reversed(list(found.values())):
+        if not isinstance(part, Part) or part.rebuild is None or part.rebuild > part.seq:
+            continue
+        if part.rebuild <= after:
+            older = [seq for seq, _ in list_after(remote, part.rebuild - 1) if seq <= after]
+            found = _read(remote, older) | found
+        whole = _run(found, part.rebuild, top)
+        if isinstance(whole, list):
+            return Changes(whole, fresh=True, head=top)
+    whole = _run(found, after + 1, top)
+    if isinstance(whole, FeedDamagedError):
+        raise whole
+    return Changes(whole, fresh=False, head=top)
+
+
+def _run(found: Mapping[int, Part | FeedDamagedError], first: int, last: int) -> list[Part] | FeedDamagedError:
+    """Return the objects from `first` to `last`, or what is wrong with the first of them that is damaged or missing."""
+    whole: list[Part] = []
+    for seq in range(first, last + 1):
+        part = found.get(seq)
+        if part is None:
+            return damaged(seq, "the object is missing")
+        if isinstance(part, FeedDamagedError):
+            return part
+        whole.append(part)
+    return whole
 
 
 def list_after(remote: Remote, seq: int, limit: int | None = None) -> list[tuple[int, Stat]]:
@@ -315,32 +313,18 @@ def list_after(remote: Remote, seq: int, limit: int | None = None) -> list[tuple
     return [(number, stat) for number, stat in numbered if number is not None]
 
 
-def _read(remote: Remote, numbers: Sequence[int], after: int, upto: int | None = None) -> list[Part | FeedDamagedError]:
-    """Return all objects from `after` + 1 to the last number, holes and damage as their errors."""
-    there = set(numbers)
-    last = upto if upto is not None else numbers[-1]
+def _read(remote: Remote, numbers: Sequence[int]) -> dict[int, Part | FeedDamagedError]:
+    """Return the objects with these numbers, several fetched at once; a damaged one stands as its error."""
 
-    def one(seq: int) -> Part | FeedDamagedError:
-        stored = once.look(remote, layout.feed(seq)) if seq in there else None
-        if stored is None:
-            return damaged(seq, "the object is missing")
+    def one(seq: int) -> tuple[int, Part | FeedDamagedError]:
+        stored = once.look(remote, layout.feed(seq))
         try:
-            return decode(stored, seq)
+            return seq, decode(stored, seq) if stored is not None else damaged(seq, "the object is missing")
         except FeedDamagedError as error:
-            return error
+            return seq, error
 
-    wanted = range(after + 1, last + 1)
-    if len(wanted) > 2 * len(there) + snapshot.EVERY:
-        raise damaged(next(seq for seq in wanted if seq not in there), f"the next object is {layout.feed(last)}")
-    workers = min(remote.properties.parallel, len(wanted))
+    workers = min(remote.properties.parallel, len(numbers))
     if workers < 2:
-        return [one(seq) for seq in wanted]
+        return dict(map(one, numbers))
     with ThreadPoolExecutor(workers, thread_name_prefix="feed") as pool:
-        return list(pool.map(one, wanted))
-
-
-def _sound(found: Iterable[Part | FeedDamagedError]) -> Iterator[Part]:
-    for part in found:
-        if isinstance(part, FeedDamagedError):
-            raise part
-        yield part
+        return dict(pool.map(one, numbers))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import feed, fetch, once
+from weighbridge.registry.flow import commit_mirror, feed, fetch, once
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.decide import decide, receipt
 from weighbridge.registry.flow.decision import Void, decided
@@ -19,6 +19,7 @@ from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.upload import upload
 from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
 
@@ -34,6 +35,9 @@ def deliver(
     byte is verified on its way. Raises DivergedError when the mirror holds something else, WithdrawnError and
     NotFoundError when the home has no such version, and what the remotes raise.
     """
+    repositories = commits.of(mirror)
+    if repositories is not None:
+        return commit_mirror.deliver(home, repositories, name, n, mirror_name=mirror_name, scratch=scratch)
     manifest = checked_manifest(home, name, n)
     claimed = _bring_claims(home, mirror, name, n)
     if claimed.committed:

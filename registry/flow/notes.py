@@ -13,6 +13,7 @@ from weighbridge.registry.flow import decision, feed, once
 from weighbridge.registry.manifest import canonical, parse_json
 from weighbridge.registry.refs import check_name
 from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.rows import row_of
 from weighbridge.registry.times import spelled
 from weighbridge.registry.types import SCHEMA_NOTE, Registry, Value
 
@@ -65,7 +66,7 @@ def add(
         )  # fmt: skip
         stored = canonical(note)
         if once.create(remote, layout.notes(name, n, note.seq), stored) is None:
-            row = msgspec.structs.replace(feed.row_of(manifest), license=text) if kind == "license" else None
+            row = msgspec.structs.replace(row_of(manifest), license=text) if kind == "license" else None
             feed.announce(remote, registry, [feed.note_entry(name, n, note.seq, stored, row=row)])
             return note
     raise ConflictError(f"others wrote notes on {name}@v{n} faster {_ATTEMPTS} times", fix="try again")

@@ -14,6 +14,7 @@ from weighbridge.registry.flow import feed, once, papers
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.claim import claim
 from weighbridge.registry.flow.claims import Claimed, Known, manifest_of
+from weighbridge.registry.flow.commit_publish import COMMITS_MAX
 from weighbridge.registry.flow.decide import clear_void, decide, receipt
 from weighbridge.registry.flow.stage import Bundle, Mode, SourceFile
 from weighbridge.registry.flow.upload import upload
@@ -107,6 +108,7 @@ def publish(
     people: str | None = None,
     again: bool = False,
     share: bool = True,
+    adopt: bool = False,
     known: MutableMapping[int, Known] | None = None,
     keep_stage: bool = False,
     progress: Progress | None = None,
@@ -119,7 +121,7 @@ def publish(
     """
     manifest = sealed(candidate)
     feed_at: feed.Head | None = None
-    for _ in range(NUMBERS_MAX):
+    for _ in range(NUMBERS_MAX if not remote.properties.commits else COMMITS_MAX):
         claimed = claim(
             remote,
             registry,
@@ -129,6 +131,7 @@ def publish(
             derivation=candidate.derivation,
             again=again,
             share=share,
+            adopt=adopt,
             known=known,
         )
         if claimed.committed:

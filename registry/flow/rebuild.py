@@ -20,6 +20,7 @@ from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import parse, parse_json
 from weighbridge.registry.refs import name_fault, shown
 from weighbridge.registry.remotes.protocol import Remote, Stat
+from weighbridge.registry.rows import row_of
 from weighbridge.registry.times import spelled
 from weighbridge.registry.types import Claim, FeedEntry, Registry, Value
 
@@ -41,6 +42,12 @@ def rebuild(remote: Remote, registry: Registry, *, progress: Callable[[str], Non
 
     `progress` is called with each name when it has been read. Errors of the remote are raised; repeating is harmless.
     """
+    if remote.properties.commits:
+        raise UsageError(
+            f"there is nothing to rebuild at {shown(remote.url)}",
+            why="its repositories tell of themselves, and every look reads them",
+            fix="registry ls",
+        )
     at = feed.head(remote, registry)
     begin = feed.append(remote, registry, _any_fact(remote), at, epochs=1)
     problems: list[str] = []
@@ -158,5 +165,5 @@ def _of_mark(remote: Remote, name: str, stat: Stat) -> list[FeedEntry]:
     row = None
     if note.kind == "license":
         manifest = parse(remote.read(layout.manifest(name, note.n)), layout.manifest(name, note.n))
-        row = msgspec.structs.replace(feed.row_of(manifest), license=note.text)
+        row = msgspec.structs.replace(row_of(manifest), license=note.text)
     return [feed.note_entry(name, note.n, note.seq, stored, row=row)]

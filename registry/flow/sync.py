@@ -14,8 +14,9 @@ from weighbridge.registry import layout
 from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.catalog_read import DAMAGE, check, is_damage
 from weighbridge.registry.errors import FeedDamagedError, IntegrityError, UsageError
-from weighbridge.registry.flow import feed, once, snapshot
+from weighbridge.registry.flow import commit_sync, feed, once, snapshot
 from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote, Stat
 from weighbridge.registry.types import FeedEntry, Value
 
@@ -42,6 +43,11 @@ def sync(remote: Remote, catalog: Catalog, *, now: Callable[[], float] = time.ti
     Raises FeedDamagedError when the feed has a hole or a damaged object and was not repaired since; the catalogue then
     stays as it was. Errors of the remote are raised too.
     """
+    repositories = commits.of(remote)
+    if repositories is not None:
+        names, problems = commit_sync.sync(repositories, catalog)
+        catalog.mark(refreshed_at=now())
+        return Report(cursor=0, objects=names, resolved=0, open=0, anew=False, problems=problems)
     cursor = catalog.cursor
     fresh = cursor == 0
     listed: list[tuple[int, Stat]] = []
@@ -170,7 +176,8 @@ def _examine(catalog: Catalog) -> None:
 def refresh(remote: Remote, path: Path | None, registry: str) -> tuple[Catalog, Report, list[str]]:
     """Return the cache of a registry, brought up to the remote; the list says what was wrong on the way.
 
-    A cache that turns out to be damaged is thrown away and read anew, once.
+    A cache that turns out to be damaged is thrown away and read anew, once; one that is locked for long, or on a full
+    disk, is left alone and the result kept in memory.
     """
     catalog, note = open_cache(path, registry)
     notes = [note] if note else []
@@ -181,10 +188,14 @@ def refresh(remote: Remote, path: Path | None, registry: str) -> tuple[Catalog, 
         raise
     except DAMAGE as error:
         catalog.close()
-        if path is None or not _is_damage(error, path):
+        if path is None:
             raise
-        discard(path)
-        notes.append(f"the cache was damaged and is read anew ({error})")
+        if _is_damage(error, path):
+            discard(path)
+            notes.append(f"the cache was damaged and is read anew ({error})")
+        else:
+            path = None
+            notes.append(f"the cache cannot be used: {error}")
         catalog, _ = open_cache(path, registry)
         report = sync(remote, catalog)
     except BaseException:

@@ -12,13 +12,14 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from weighbridge.registry import errors, layout
-from weighbridge.registry.flow import once
+from weighbridge.registry.flow import commit_publish, once
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.claims import Claimed, manifest_of
 from weighbridge.registry.flow.decide import refuse_void
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Progress, Remote, Verified
 from weighbridge.registry.types import FileEntry
 
@@ -39,6 +40,9 @@ def upload(
     `rendered` holds the card, and training.json and the signature where there are any. Repeating is harmless. Raises
     ForeignBytesError, SourceChangedError, StageDamagedError, VoidedError when the number was given up meanwhile.
     """
+    repositories = commits.of(remote)
+    if repositories is not None:
+        return commit_publish.upload(repositories, claimed, bundle, rendered, progress)
     manifest = manifest_of(claimed)
     held = {(entry.path, entry.size, entry.sha256) for entry in bundle.files}
     absent = [e.path for e in manifest.files if (e.path, e.size, e.sha256) not in held]
@@ -85,7 +89,7 @@ def _put(remote: Remote, claimed: Claimed, bundle: Bundle, entry: FileEntry, pro
     properties = remote.properties
     # A folder refuses a taken key before it copies anything; a server may only do so when all was sent.
     if claimed.joined and not properties.hashes_stored:
-        found = _compare(remote, key, entry)
+        found = _compare(remote, key, entry, read=not properties.compares_files)
         if found is not None:
             return found
     body = bundle.inline.get(entry.path)
@@ -99,7 +103,7 @@ def _put(remote: Remote, claimed: Claimed, bundle: Bundle, entry: FileEntry, pro
         remote.upload(key, source, entry.size, entry.sha256, progress)
     except errors.ExistsError:
         return _proven(remote, key, entry)
-    return "sha256-read" if properties.hashes_stored else _proven(remote, key, entry)
+    return "sha256-read" if properties.hashes_stored else properties.upload_proof or _proven(remote, key, entry)
 
 
 def _proven(remote: Remote, key: str, entry: FileEntry) -> Verified:
@@ -113,8 +117,11 @@ def _proven(remote: Remote, key: str, entry: FileEntry) -> Verified:
     return level
 
 
-def _compare(remote: Remote, key: str, entry: FileEntry) -> Verified | None:
-    """Compare an object with its record by the server's checksum, else by reading it; None when there is none."""
+def _compare(remote: Remote, key: str, entry: FileEntry, *, read: bool = True) -> Verified | None:
+    """Compare an object with its record by the server's checksum, else by reading it; None when there is none.
+
+    Without `read` also None when only reading could tell.
+    """
     try:
         found = remote.stat(key)
         if found.size != entry.size:
@@ -123,6 +130,8 @@ def _compare(remote: Remote, key: str, entry: FileEntry) -> Verified | None:
             if found.sha256 != entry.sha256:
                 raise _foreign(key, found.size, found.sha256, entry)
             return "sha256-server"
+        if not read:
+            return None
         digest = hashlib.sha256()
         for chunk in remote.fetch(key):
             digest.update(chunk)

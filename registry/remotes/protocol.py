@@ -27,6 +27,12 @@ class Properties(NamedTuple):
     """Connections that pay off at the same time."""
     hashes_stored: bool = False
     """`upload` hashes on this machine the very bytes that it writes to the stored file, so none are read back."""
+    upload_proof: Literal["sha256-server", "sha256-read"] | None = None
+    """The level at which `upload` itself has compared what was stored, when it returns; None: it must be looked at."""
+    compares_files: bool = False
+    """`upload` compares a file with what lies there by the remote's checksums; `stat` knows the outcome afterwards."""
+    commits: bool = False
+    """A version appears in one guarded commit that claims and decides at once; see `commits.py`."""
 
 
 class Stat(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Final, cast
 
+from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote
@@ -14,10 +15,14 @@ from weighbridge.registry.remotes.wrappers import Retrying
 TABLE: Final = {
     "file": "weighbridge.registry.remotes.directory:open_directory",
     "memory": "weighbridge.registry.remotes.memory:open_memory",
+    "s3": "weighbridge.registry.remotes.s3.remote:open_s3",
 }
-"""Scheme -> "module:factory"; a factory takes the URL and an endpoint or None."""
+"""Scheme -> "module:factory"; a factory takes the URL and an endpoint or None, those of `CONFIGURED` settings too."""
 
-_LATER: Final = {"s3": "an S3 bucket", "hf": "a Hugging Face Hub organisation"}
+CONFIGURED: Final = frozenset({"s3"})
+"""Schemes with settings of their own: region, addressing, and the like."""
+
+_LATER: Final = {"hf": "a Hugging Face Hub organisation"}
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -45,11 +50,13 @@ def scheme_of(url: str) -> str:
     return scheme
 
 
-def open_remote(url: str, *, endpoint: str | None = None) -> Remote:
+def open_remote(url: str, *, endpoint: str | None = None, settings: RemoteSettings | None = None) -> Remote:
     """Return the remote of a URL or path, with bounded retries around it. Connects to nothing yet.
 
-    Raises UsageError for a URL that is none.
+    `settings` are those of a configured remote and include its endpoint. Raises UsageError for a URL that is none.
     """
-    module, _, factory = TABLE[scheme_of(url)].partition(":")
-    make = cast("Callable[[str, str | None], Remote]", getattr(importlib.import_module(module), factory))
-    return Retrying(make(url, endpoint))
+    scheme = scheme_of(url)
+    module, _, factory = TABLE[scheme].partition(":")
+    make = cast("Callable[..., Remote]", getattr(importlib.import_module(module), factory))
+    endpoint = settings.endpoint if settings is not None else endpoint
+    return Retrying(make(url, endpoint, settings) if scheme in CONFIGURED else make(url, endpoint))

@@ -198,7 +198,7 @@ def cache(world: World, source: random.Random) -> Flip:
 def database(world: World, source: random.Random) -> Flip:
     """Damage the daemon's database: the next round mends it and publishes nothing twice."""
     yard = world.yard
-    flipped = flip(source, source.choice(sorted(p for p in yard.state.rglob("*.db*") if p.stat().st_size)))
+    flipped = flip(source, source.choice(sorted(p for p in yard.state.glob("*.db*") if p.stat().st_size)))
     for turn in ("once", "a second once"):
         done = yard.daemon_once()
         if done.returncode:

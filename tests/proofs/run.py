@@ -1,6 +1,6 @@
 """Run the fault programs, each bounded, and count what came out: `make proofs`.
 
-    python tests/proofs/run.py [NAME ...] [--quick]
+    python tests/proofs/run.py [NAME ...] [--quick] [-- ARGUMENTS for the one that is named]
 
 Every program prints a closing line; it ends with 0 when it found nothing, prints SKIPPED with the reason where this
 machine cannot run it, and ends with another code when a promise was broken. strace is installed when it is missing and
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,9 +49,9 @@ def install_strace() -> None:
     print(f"proofs: strace {'installed' if done.returncode == 0 else 'could not be installed'}", flush=True)
 
 
-def run(proof: Proof, seconds: float, *, quick: bool) -> str:
+def run(proof: Proof, arguments: Sequence[str], seconds: float) -> str:
     """Run one program; return passed, failed or skipped."""
-    command = [sys.executable, "-W", "error", str(HERE / f"{proof.name}.py"), *(proof.quick if quick else proof.full)]
+    command = [sys.executable, "-W", "error", str(HERE / f"{proof.name}.py"), *arguments]
     process = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": str(HERE.parent / "lib"), "PYTHONSAFEPATH": "1"},
@@ -88,7 +89,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(p.name for p in PROOFS)}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the kill points and seeds")
-    options = parser.parse_args()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:cut])
     unknown = set(options.names) - {proof.name for proof in PROOFS}
     if unknown:
         parser.error(f"no proof is called {', '.join(sorted(unknown))}")
@@ -100,7 +102,8 @@ def main() -> int:
             continue
         left = TOTAL - (time.monotonic() - begin)
         started = time.monotonic()
-        outcomes.append(run(proof, max(1.0, min(proof.limit, left)), quick=options.quick))
+        arguments = sys.argv[cut + 1 :] or (proof.quick if options.quick else proof.full)
+        outcomes.append(run(proof, arguments, max(1.0, min(proof.limit, left))))
         print(f"{proof.name}: {outcomes[-1]} in {time.monotonic() - started:.0f} s", flush=True)
     counts = [f"{outcomes.count(word)} {word}" for word in ("passed", "failed", "skipped")]
     print(f"proofs: {', '.join(counts)}")

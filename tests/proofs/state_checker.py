@@ -1,6 +1,7 @@
-"""An independent reader of a daemon's state folder: every database in it is whole and agrees with the remote.
+"""An independent reader of a daemon's state folder: every database in use is whole and agrees with the remote.
 
-It reads copies, never the live files, and takes what the remote holds from the report of `checker.py`:
+It reads copies, never the live files, and takes what the remote holds from the report of `checker.py`. What was found
+damaged and put aside (`damaged/`) is not looked at:
 
     python state_checker.py STATE REPORT
 """
@@ -67,7 +68,7 @@ def main() -> int:
     parser.add_argument("report", type=Path)
     options = parser.parse_args()
     report = json.loads(options.report.read_text())
-    databases = sorted(p for p in options.state.rglob("*") if p.is_file() and is_sqlite(p))
+    databases = sorted(p for p in options.state.iterdir() if p.is_file() and is_sqlite(p))
     violations = [
         {"code": "database", "subject": path.name, "detail": detail}
         for path in databases

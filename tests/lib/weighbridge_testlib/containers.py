@@ -34,7 +34,7 @@ class T(NamedTuple):
     stride: Sequence[int] | None = None
     offset: int = 0
     key: str | None = None
-    count: int | None = None
+    room: int | None = None
     """Elements of the storage where they are not the shape's."""
 
 
@@ -121,10 +121,11 @@ class Storages:
             count *= side
         key = tensor.key if tensor.key is not None else str(len(self.bytes))
         if key not in self.bytes:
-            self.counts[key] = count if tensor.count is None else tensor.count
-            filled = shape if tensor.count is None else (tensor.count,)
+            self.counts[key] = count if tensor.room is None else tensor.room
+            filled = shape if tensor.room is None else (tensor.room,)
             self.bytes[key] = pack_any(tensor.dtype, filled, tensor.data)
-        stride, step = [], 1
+        stride: list[int] = []
+        step = 1
         for side in reversed(shape):
             stride.insert(0, step)
             step *= side

@@ -50,6 +50,7 @@ def facts(
     owner: str | None = "lw",
     created_at: str | None = "2026-11-29T16:42:10Z",
     findings: Sequence[Finding] = (),
+    history: str | None = "training.json",
     **provenance: Any,
 ) -> Facts:
     """Return facts as a small adapter has them."""
@@ -76,7 +77,7 @@ def facts(
             started_at=started_at,
             owner=owner,
             host="trainer-03",
-            history="training.json",
+            history=history,
             **provenance,
         ),
         lineage=[LineageEdge(relation="adapter-of", ref=base)] if base else [],

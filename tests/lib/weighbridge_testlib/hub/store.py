@@ -237,9 +237,7 @@ class Store:
         if not _NAME.fullmatch(name) or "--" in name or ".." in name or name[0] in ".-" or name[-1] in ".-":
             raise Refused(400, None, f"Invalid repo name: {name}")
         if not self.may_write(token, owner):
-            raise Refused(
-                403, None, f'You don\'t have the rights to create a {kind} under the namespace "{owner}"'
-            )
+            raise Refused(403, None, f'You don\'t have the rights to create a {kind} under the namespace "{owner}"')
         with self.lock:
             key = (kind, f"{owner}/{name}".lower())
             if key in self.repos:
@@ -248,7 +246,7 @@ class Store:
             self.repos[key] = repo
             self.moved.pop(key, None)
             first = {".gitattributes": blob(GITATTRIBUTES)}
-            repo.branches["main"] = self._write(repo, None, first, "initial commit", "", token.user).oid
+            repo.branches["main"] = self.write(repo, None, first, "initial commit", message="", author=token.user).oid
             return repo
 
     def find(self, kind: str, repo_id: str, token: Token | None, *, write: bool = False, content: bool = False) -> Repo:
@@ -314,9 +312,9 @@ class Store:
         """Raise Refused when an object is larger than allowed, or its owner's storage is full."""
         if self.limits.file is not None and size > self.limits.file:
             raise Refused(413, None, f"File too large: the limit is {self.limits.file} bytes")
-        if self.limits.storage is not None and sha256 not in repo.objects:
-            if self.used(repo.owner) + size > self.limits.storage:
-                raise Refused(403, None, f"Private repository storage limit reached for {repo.owner}")
+        limit = self.limits.storage
+        if limit is not None and sha256 not in repo.objects and self.used(repo.owner) + size > limit:
+            raise Refused(403, None, f"Private repository storage limit reached for {repo.owner}")
 
     def used(self, owner: str) -> int:
         """Return the bytes that an owner's objects take."""
@@ -363,7 +361,7 @@ class Store:
             for key, value in changes:
                 self._change(repo, tree, key, value)
             self._check_entries(tree)
-            made = self._write(repo, base.oid, tree, title, message, author)
+            made = self.write(repo, base.oid, tree, title, message=message, author=author)
             names[branch] = made.oid
             repo.commit_times.append(self.clock())
             return made
@@ -416,9 +414,10 @@ class Store:
             if folders[folder] > self.limits.entries:
                 raise Refused(403, None, "None")
 
-    def _write(
-        self, repo: Repo, parent: str | None, tree: Mapping[str, Entry], title: str, message: str, author: str
+    def write(
+        self, repo: Repo, parent: str | None, tree: Mapping[str, Entry], title: str, *, message: str, author: str
     ) -> Commit:
+        """Keep a commit; no branch stands at it yet."""
         now = self.clock()
         lines = "".join(f"{path}\0{entry.oid}\n" for path, entry in sorted(tree.items()))
         text = f"{repo.id} {parent} {title} {message} {author} {next(self._serial)}\n{lines}"

@@ -1,0 +1,196 @@
+"""One torch file outside of a model folder (.pt .pth .ckpt .bin .th): which weights come out of it, and may they go.
+
+Lightning, plain training loops, DDP, FSDP and torch.compile, textual inversions, optimizer state alone, programs.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from weighbridge.adapters import audit, layout, torch_weights, weights
+from weighbridge.adapters.draft import Draft
+from weighbridge.adapters.families import pickled
+from weighbridge.adapters.formats import sniff
+from weighbridge.adapters.formats.protocol import FormatFault
+from weighbridge.adapters.formats.safetensors import Tensor
+from weighbridge.adapters.listing import File
+from weighbridge.adapters.model_folder import VALUES_LIMIT, broken_values
+from weighbridge.adapters.plan import Named
+from weighbridge.adapters.reading import Place
+from weighbridge.adapters.torch_weights import Held
+from weighbridge.adapters.whole import some
+from weighbridge.registry import findings
+from weighbridge.registry.types import AdapterFacts, BaseFacts
+
+_STEPS: Final = ("global_step", "step", "iteration", "global_steps", "num_updates", "iter", "steps")
+_STEP_IN_NAME = re.compile(
+    r"(?:^|[-_.=])(?:global_?)?(?:step|iter|iteration)s?[-_=]?([0-9]{1,15})(?=[-_.]|$)", re.IGNORECASE
+)
+_TOKEN = re.compile(r"<[^<>\s]{1,80}>|\*")
+_TOKEN_FILES: Final = ("learned_embeds", "string_to_param")
+_AVERAGED = re.compile(r"(?:^|.*[-_.])(?:ema|swa|averaged?|polyak)(?:[-_.].*|$)", re.IGNORECASE)
+_EMBEDDINGS_FEW: Final = 64
+
+
+def judge(place: Place, file: File, *, several: bool = False) -> Draft:
+    """Return one torch file as a draft; `several` says that others like it lie in the folder."""
+    draft = Draft(place, "ckpt", "model", Named(root=place.folder, weights=(file.path,)))
+    draft.alone = file.path if several else None
+    kind = "dead-link" if file.link is not None else place.reader.container(file)
+    if kind not in sniff.PICKLED:
+        draft.kind = None
+        known = kind in {"lfs-pointer", "link-text", "dead-link", "empty"}
+        draft.findings.append(pickled.absent(file, place.reader, kind) if known else _odd(file, kind))
+        draft.facts |= {"file": file.path, "file_bytes": file.size, "container": kind}
+        return draft
+    if kind == "torchscript":
+        draft.artifact, draft.kind = "torchscript", None
+    held = take(draft, file)
+    if held.selection is not None and held.selection.rule == "optimizer-only":
+        draft.artifact = "optimizer-only"
+    if not held.tensors:
+        draft.kind = None
+        return draft
+    if _AVERAGED.fullmatch(file.name.rpartition(".")[0]):
+        draft.facts["averaged"] = True
+    if _is_inversion(file.name, held.tensors):
+        _inversion(draft, held.tensors)
+    else:
+        lora(draft, file, held.tensors)
+    values(draft, file, held)
+    if held.sound and draft.kind is not None:
+        draft.convert = (file.path,)
+    return draft
+
+
+def take(draft: Draft, file: File) -> Held:
+    """Read a torch file and put what it says into a draft."""
+    held = torch_weights.read(file, draft.place.reader)
+    draft.add(held.facts, held.findings)
+    if held.tensors:
+        counted, draft.weights = weights.summary(held.tensors)
+        draft.facts |= counted
+    draft.step = step_of(held, file.name)
+    if draft.step is not None:
+        draft.facts["step"] = draft.step
+    return held
+
+
+def _odd(file: File, kind: str) -> Any:
+    return (
+        pickled.lying([(file, kind)])
+        if kind not in {"unknown", "unreadable"}
+        else findings.finding(
+            "not-recognised" if kind == "unknown" else "file-unreadable",
+            file.path,
+            f"{file.path}: "
+            + ("its content is of no kind that is known" if kind == "unknown" else "it cannot be opened"),
+            "save or copy the file again",
+            file=file.path,
+            file_bytes=file.size,
+        )
+    )
+
+
+def step_of(held: Held, name: str) -> int | None:
+    """Return the training step that a torch file states, else the one in its name."""
+    stated = {e.name: e.value for e in held.directory.entries} if held.directory is not None else {}
+    for key in _STEPS:
+        value = stated.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    match = _STEP_IN_NAME.search(name.rpartition(".")[0])
+    return int(match[1]) if match else None
+
+
+def lora(draft: Draft, file: File, tensors: Mapping[str, Tensor]) -> None:
+    """Tell adapter weights inside: alone they need their config, beside a base they can be taken out."""
+    mine, others = torch_weights.lora_split(tensors)
+    if not mine:
+        return
+    it = audit.load({name: tensors[name] for name in mine}, {}, file.path, "")
+    shown, _ = audit.ranks(it)
+    draft.facts |= shown
+    if others:
+        draft.add({"lora_tensors": len(mine), "base_tensors": len(others)}, [inside(file.path, len(mine), len(others))])
+        return
+    path = draft.place.path(layout.ADAPTER_CONFIG)
+    draft.artifact, draft.kind = "lora-adapter", None
+    rank = shown.get("rank_from_shapes")
+    draft.add(
+        {"missing_files": [path], "alpha": None, "rank": None, "base_model": None},
+        [
+            findings.finding(
+                "config-missing",
+                path,
+                f"{file.path} holds {len(mine)} LoRA tensors"
+                + (f" of rank {rank}" if rank else "")
+                + f", and {path} is "
+                "missing: type, alpha and base are unknown",
+                "put the adapter_config.json of the training beside it; then the tensors can be taken out",
+                missing_files=[path],
+            )
+        ],
+    )
+
+
+def inside(subject: str, mine: int, others: int) -> Any:
+    """Return the finding for adapter weights beside the base they were trained on."""
+    return findings.finding(
+        "adapter-inside",
+        subject,
+        f"{subject} holds {mine} adapter tensors beside {others} of the base: together {mine + others}, "
+        f"the adapter alone is {mine}",
+        "take the adapter out: registry extract --adapter",
+        lora_tensors=mine,
+        base_tensors=others,
+    )
+
+
+def values(draft: Draft, file: File, held: Held) -> None:
+    """Look at every value of a set that is not too large."""
+    draft.facts["values_checked"] = held.sound and draft.facts.get("payload_bytes", 0) <= VALUES_LIMIT
+    if not draft.facts["values_checked"]:
+        return
+    nan: dict[str, int] = {}
+    inf: dict[str, int] = {}
+    try:
+        for name, seen in torch_weights.numbers(file, held):
+            if seen.nan:
+                nan[name] = seen.nan
+            if seen.inf:
+                inf[name] = seen.inf
+    except (OSError, FormatFault):
+        draft.facts["values_checked"] = False
+        return
+    draft.findings.extend(broken_values(file.path, nan, inf))
+
+
+# --------------------------------------------------------------------------------------------------- textual inversions
+
+
+def _is_inversion(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a file holds the vectors of new words: names in angle brackets, or the tools' own file names."""
+    if len(tensors) > _EMBEDDINGS_FEW or any(len(t.shape) not in {1, 2} for t in tensors.values()):
+        return False
+    named = name.startswith(_TOKEN_FILES[0])
+    return named or all(_TOKEN.fullmatch(key) or key in {"emb_params", "clip_l", "clip_g"} for key in tensors)
+
+
+def _inversion(draft: Draft, tensors: Mapping[str, Tensor]) -> None:
+    draft.artifact, draft.kind = "textual-inversion", "adapter"
+    draft.adapter = AdapterFacts(peft_type="TEXTUAL_INVERSION")
+    draft.base = BaseFacts(relation="adapter")
+    draft.facts |= {
+        "tokens": sorted(tensors),
+        "dimensions": sorted({t.shape[-1] for t in tensors.values() if t.shape}),
+        "base_model": None,
+    }
+    draft.findings.append(
+        findings.finding(
+            "token-rows",
+            draft.named.weights[0],
+            f"the vectors of new words ({some(sorted(tensors))}): a textual inversion, no model of its own",
+            tokens=sorted(tensors),
+        )
+    )

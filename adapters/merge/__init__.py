@@ -1,0 +1,11 @@
+"""Merge adapters into their base over safetensors files, at disk speed and in constant memory.
+
+adapter, base    what the two folders hold
+plan             from headers alone: one step for every tensor of the result, or the refusals
+preview          what `registry merge --dry-run` says
+bundle           the files beside the weights: config, tokenizer, chat template
+block            the arithmetic of one block of rows
+stream, journal  write the shards, hash them on the way, go on after a kill
+proof            read the written files again and prove them
+job              the child process's part; start, the parent's
+"""

@@ -1,0 +1,170 @@
+"""What a remote is whose transaction is a commit: one repository per name, one guarded commit per version.
+
+The flow asks for the standing of a name, makes up its mind, and sends one commit on top of what it saw; a commit that
+comes too late is refused whole. `Properties.commits` says that a remote is of this kind. For readers it is a remote
+like any other: it answers for the keys of `layout.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, cast
+
+import msgspec
+
+from weighbridge.registry import types
+from weighbridge.registry.remotes.ledger import Ledger, dense
+from weighbridge.registry.remotes.protocol import Progress, Remote
+from weighbridge.registry.remotes.wrappers import Wrapper
+
+
+class Held(types.Value, frozen=True):
+    """A file of a tree: `sha256` where the remote keeps one, `blob` the name that Git gives to its bytes."""
+
+    path: str
+    size: int
+    sha256: str | None
+    blob: str | None
+
+
+class Standing(types.Value, frozen=True):
+    """What a repository holds at the head of its main branch; `commit` None means that there is no repository.
+
+    `tags` maps the numbers of the tags v1, v2, ... to their commits, ours or not.
+    """
+
+    name: str
+    commit: str | None
+    files: list[Held]
+    ledger: Ledger | None
+    tags: dict[int, str]
+    card: bytes | None = None
+
+    @property
+    def next(self) -> int:
+        """The number of the next version: after all that are told, and after tags that were there before us."""
+        return dense([*self.tags, *(told.n for told in (self.ledger.versions if self.ledger else []))])
+
+
+class Sending(types.Value, frozen=True):
+    """A payload file on its way: where it lies here, its size and sha256."""
+
+    path: str
+    source: str
+    size: int
+    sha256: str
+
+
+class Change(types.Value, frozen=True):
+    """A commit to be made: on which branch, on top of what, and what it changes.
+
+    `files` are paths of what was sent before, `small` are bytes, `delete` are paths of files.
+    """
+
+    parent: str
+    title: str
+    message: str
+    files: list[str] = msgspec.field(default_factory=list)
+    small: Mapping[str, bytes] = msgspec.field(default_factory=dict)
+    delete: list[str] = msgspec.field(default_factory=list)
+    branch: str = "main"
+
+
+class Writer(Protocol):
+    """Something that sends files to one repository and makes commits there; nothing is seen before a commit."""
+
+    def send(self, files: Sequence[Sending], base: str, progress: Progress | None = None) -> None:
+        """Bring files to the remote, for a commit on top of `base`. What is there already is not sent again."""
+        ...
+
+    def commit(self, change: Change) -> str:
+        """Make a commit and return its id. Raises StaleHeadError, OutcomeUnknownError and what the remote raises."""
+        ...
+
+    def close(self) -> None:
+        """Give up what was not committed."""
+        ...
+
+
+class CommitRemote(Remote, Protocol):
+    """A remote with commits."""
+
+    def look(self, name: str, *, whole: bool = True) -> Standing:
+        """Return the standing of a name now, never from a cache; without `whole` no files and no card."""
+        ...
+
+    def head(self, name: str) -> str | None:
+        """Return the commit that the main branch stands at now; None where there is no repository."""
+        ...
+
+    def begin(self, name: str, *, exists: bool) -> None:
+        """Make sure that we may write there, and make the repository where there is none."""
+        ...
+
+    def check(self, name: str, files: Sequence[types.FileEntry], card: bytes) -> None:
+        """Raise RefusedError, DeniedError or UnreachableError for what is known to fail before a byte is sent."""
+        ...
+
+    def locked(self, name: str) -> AbstractContextManager[None]:
+        """Hold the one lock of this machine on a repository: writers that wait need not be refused."""
+        ...
+
+    def writer(self, name: str, key: str) -> Writer:
+        """Return the writer that is kept under a key (the content being published), or begin a new one."""
+        ...
+
+    def release(self, name: str, key: str) -> None:
+        """Close a writer that is not needed any more."""
+        ...
+
+    def commit_of(self, name: str, n: int) -> str | None:
+        """Return the commit of a version, by its tag or by the history; None when there is none."""
+        ...
+
+    def know(self, name: str, n: int, commit: str) -> None:
+        """Take note of the commit of a version, as the remote just told whoever made it."""
+        ...
+
+    def facts_at(self, name: str, commit: str, paths: Sequence[str]) -> dict[str, Held]:
+        """Return size and checksum of files of a commit, as the remote reports them now."""
+        ...
+
+    def read_at(self, name: str, commit: str, path: str) -> bytes:
+        """Return a small file of a commit. Raises MissingError."""
+        ...
+
+    def tag(self, name: str, n: int, commit: str) -> None:
+        """Give a commit its tag v<n>. Raises DivergedError when the tag stands elsewhere."""
+        ...
+
+    def branch(self, name: str, branch: str, start: str) -> None:
+        """Make a branch that starts at a commit; one that is there is moved by nobody."""
+        ...
+
+    def branch_head(self, name: str, branch: str) -> str | None:
+        """Return the commit that a branch stands at."""
+        ...
+
+    def unbranch(self, name: str, branch: str) -> None:
+        """Remove a branch."""
+        ...
+
+    def catalogue(self, known: Mapping[str, str]) -> "Listing":
+        """Return the names of this remote, and the ledgers of those whose head is not the known one."""
+        ...
+
+
+class Listing(types.Value, frozen=True):
+    """The names of a commit remote with their heads, the ledgers that are news, and what was wrong with some."""
+
+    heads: dict[str, str]
+    ledgers: dict[str, Ledger]
+    problems: list[str]
+
+
+def of(remote: Remote) -> CommitRemote | None:
+    """Return the commit remote inside a remote, or None where versions are made of keys."""
+    if not remote.properties.commits:
+        return None
+    while isinstance(remote, Wrapper):
+        remote = remote.inner
+    return cast("CommitRemote", remote)

@@ -1,0 +1,214 @@
+"""The line to a Hub: its address, the token, time limits on every request, and answers as our errors.
+
+huggingface_hub has one HTTP client per process, without any time limit; ours takes its place. It never sleeps out a
+rate limit (the library would, without bound): whoever calls decides whether to wait.
+"""
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx2
+from huggingface_hub import HfApi, get_token, set_client_factory
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+from weighbridge import __version__
+from weighbridge.config.secrets import Secret, from_credential, from_environ
+from weighbridge.registry import errors
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.hub.errors import speaking
+
+T = TypeVar("T")
+
+HUB: Final = "https://huggingface.co"
+CREDENTIAL: Final = "hf-token"
+"""What a unit calls the token in LoadCredential=."""
+
+TRIES: Final = 4
+_PATIENT: Final = 10.0
+"""Seconds that a quota may ask us to wait without anybody being told."""
+
+_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
+_TRACE: Final = "X-Amzn-Trace-Id"
+_install = threading.Lock()
+
+
+class Patience(NamedTuple):
+    """How long to wait, in seconds: for a connection, for an answer, for a commit, and for any byte of an upload."""
+
+    connect: float = 10.0
+    answer: float = 60.0
+    commit: float = 300.0
+    stall: float = 120.0
+
+
+class Line:
+    """One Hub as one user sees it. Nothing is asked before a method is called."""
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.environ = os.environ if environ is None else environ
+        self.endpoint = (endpoint or self.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+        self.patience = patience or Patience()
+        self.token = token(self.environ)
+        self.sleep = sleep
+        self.skew: float | None = None
+        self.api = HfApi(
+            endpoint=self.endpoint,
+            token=self.token.reveal() if self.token else False,
+            library_name="weighbridge",
+            library_version=__version__,
+        )
+
+    @property
+    def host(self) -> str:
+        """The host of the Hub, for messages."""
+        return urlsplit(self.endpoint).netloc
+
+    @property
+    def offline(self) -> bool:
+        """Whether this machine is told not to go out."""
+        return self.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of every request."""
+        found: dict[str, str] = build_hf_headers(
+            token=self.token.reveal() if self.token else False,
+            library_name="weighbridge",
+            library_version=__version__,
+        )
+        return found
+
+    def ask(self, what: str, call: Callable[[], T], *, writes: bool = False) -> T:
+        """Carry out a request through the library; a read that fails for a moment is repeated, a write never is."""
+        failed = 0
+        while True:
+            try:
+                with self.speaking(what, writes=writes):
+                    return call()
+            except (errors.RetryableError, errors.QuotaError) as error:
+                failed += 1
+                pause = 0.2 * 2.0**failed
+                if isinstance(error, errors.QuotaError):
+                    pause = float(error.data.get("retry_after", _PATIENT + 1))
+                if writes or failed >= TRIES or pause > _PATIENT:
+                    raise
+                self.sleep(pause)
+
+    @contextmanager
+    def speaking(self, what: str, *, writes: bool = False) -> Iterator[None]:
+        """Make sure that requests have our limits, and turn what goes wrong into our errors."""
+        if self.offline:
+            raise errors.UnreachableError(
+                what,
+                why="this machine is told to stay offline (HF_HUB_OFFLINE)",
+                fix="unset HF_HUB_OFFLINE where it may go out",
+            )
+        install(self.patience)
+        with speaking(f"{what} at {self.host}", writes=writes):
+            yield
+
+    def call(self, method: str, path: str, **given: Any) -> httpx2.Response:
+        """Send one request and return the answer; raises the library's errors, so it belongs inside `ask`."""
+        answer = get_session().request(method, f"{self.endpoint}{path}", headers=self.headers(), **given)
+        hf_raise_for_status(answer)
+        self.heard(answer)
+        return answer
+
+    def heard(self, answer: httpx2.Response) -> None:
+        """Learn the Hub's clock from an answer."""
+        stamp = answer.headers.get("Date")
+        if stamp:
+            try:
+                self.skew = parsedate_to_datetime(stamp).astimezone(UTC).timestamp() - time.time()
+            except (ValueError, TypeError):
+                return
+
+    def now(self) -> float:
+        """Return the Hub's clock in seconds since 1970."""
+        if self.skew is None:
+            self.ask("cannot ask for the time", lambda: self.call("GET", "/api/models", params={"limit": 1}))
+        return time.time() + (self.skew or 0.0)
+
+    def fetch(self, repo: str, commit: str, path: str, offset: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of a file of a commit from `offset` on. Raises MissingError.
+
+        The commit is named in full, so no cache between here and there can give out an older file.
+        """
+        where = f"{self.endpoint}/{repo}/resolve/{quote(commit, safe='')}/{quote(path)}"
+        headers = self.headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+        with (
+            self.speaking(f"cannot read {shown(path)} of {repo}"),
+            get_session().stream("GET", where, headers=headers) as answer,
+        ):
+            if offset and answer.status_code == 416:
+                return
+            if answer.is_error:
+                answer.read()
+            hf_raise_for_status(answer)
+            skip = offset if offset and answer.status_code == 200 else 0
+            for chunk in answer.iter_raw(1 << 20):
+                if skip >= len(chunk):
+                    skip -= len(chunk)
+                    continue
+                yield chunk[skip:] if skip else chunk
+                skip = 0
+
+    def read(self, repo: str, commit: str, path: str) -> bytes:
+        """Return a small file of a commit whole. Raises MissingError."""
+        return self.ask(f"cannot read {shown(path)} of {repo}", lambda: b"".join(self.fetch(repo, commit, path)))
+
+
+def token(environ: Mapping[str, str]) -> Secret | None:
+    """Return the access token: the unit's credential, else HF_TOKEN, else what `hf auth login` stored."""
+    found = from_credential(CREDENTIAL, environ) or from_environ("HF_TOKEN", environ)
+    if found is not None or environ is not os.environ:
+        return found
+    stored = get_token()
+    return Secret(stored) if stored else None
+
+
+_installed: Patience | None = None
+
+
+def install(patience: Patience) -> None:
+    """Give the library an HTTP client with time limits; the same limits twice change nothing."""
+    global _installed  # noqa: PLW0603 - the library keeps one client per process, and this is what it was given
+    with _install:
+        if _installed != patience:
+            set_client_factory(lambda: make_client(patience))
+            _installed = patience
+
+
+def make_client(patience: Patience) -> httpx2.Client:
+    """Return an HTTP client that never waits for ever."""
+    return httpx2.Client(
+        event_hooks={"request": [_trace], "response": [_refuse_to_wait]},
+        follow_redirects=True,
+        timeout=httpx2.Timeout(patience.answer, connect=patience.connect),
+    )
+
+
+def _trace(request: httpx2.Request) -> None:
+    """Name the request, so that the Hub's support can find it."""
+    request.headers.setdefault(_TRACE, str(uuid.uuid4()))
+
+
+def _refuse_to_wait(answer: httpx2.Response) -> None:
+    """Raise at once on a rate limit: the library would sleep as long as it is told, however long that is."""
+    if answer.status_code == 429:
+        answer.read()
+        hf_raise_for_status(answer)

@@ -1,0 +1,58 @@
+"""One lock per repository on this machine: between threads, and between processes by a file that the kernel unlocks.
+
+Nothing depends on it: commits are guarded. It only spares the refusals that many writers would meet.
+"""
+
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+PATIENCE: Final = 60.0
+"""Seconds to wait for another process."""
+
+_threads: dict[str, threading.Lock] = {}
+_guard = threading.Lock()
+
+
+@contextmanager
+def held(folder: Path, name: str) -> Iterator[None]:
+    """Hold the lock of a name; where no file can be locked, threads of this process are still kept apart."""
+    with _guard:
+        lock = _threads.setdefault(name, threading.Lock())
+    with lock:
+        descriptor = _opened(folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock")
+        try:
+            if descriptor is not None:
+                _wait(descriptor)
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _wait(descriptor: int) -> None:
+    """Take the lock of another process's file, but not for ever: going on without it is safe."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        except OSError:
+            return
+        else:
+            return
+
+
+def _opened(path: Path) -> int | None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None

@@ -1,0 +1,454 @@
+"""The Hub as a remote: `hf://organisation`, one repository per name, one commit and one tag `v7` per version.
+
+For readers it answers for the keys of every remote (`layout.py`): a version's files are those of the commit that its
+tag names, a claim is put together from weighbridge.json and the manifest beside it, tag moves, withdrawals and notes
+lie in the ledger on main. There is no feed; `catalogue` takes its place. Writers use what `commits.py` describes.
+"""
+
+import itertools
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Final
+
+from weighbridge.config.places import cache_dir
+from weighbridge.registry import errors, layout, types
+from weighbridge.registry.manifest import canonical
+from weighbridge.registry.refs import check_key, shown
+from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing, Writer
+from weighbridge.registry.remotes.hub import locks, stages
+from weighbridge.registry.remotes.hub.client import Line, Patience
+from weighbridge.registry.remotes.hub.keys import Place, place_of
+from weighbridge.registry.remotes.hub.preflight import Limits, Preflight
+from weighbridge.registry.remotes.hub.repositories import Repositories
+from weighbridge.registry.remotes.hub.tagging import follow
+from weighbridge.registry.remotes.hub.versions import Version, Versions
+from weighbridge.registry.remotes.hub.writer import ChildWriter
+from weighbridge.registry.remotes.ledger import LEDGER_FILE, Ledger, encode, parse_ledger
+from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
+from weighbridge.registry.times import seconds, spelled
+
+PARALLEL: Final = 4
+ATTEMPTS: Final = 20
+"""Commits of others between our look and our commit, after which somebody must be told."""
+
+
+def open_hub(url: str, endpoint: str | None = None) -> "HubRemote":
+    """Return the remote of `hf://organisation`. Raises UsageError for a URL with more or less in it."""
+    owner = url.removeprefix("hf://").strip("/")
+    if not owner or "/" in owner or not owner.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise errors.UsageError(
+            f"'{shown(url)}' is no organisation of the Hub",
+            why="versions go into repositories of their own names",
+            fix="write hf://ORGANISATION",
+        )
+    return HubRemote(owner, endpoint=endpoint)
+
+
+class HubRemote:
+    """The model repositories of one organisation or user; safe to use from several threads."""
+
+    def __init__(
+        self,
+        owner: str,
+        *,
+        endpoint: str | None = None,
+        private: bool = True,
+        environ: Mapping[str, str] | None = None,
+        patience: Patience | None = None,
+        limits: Limits | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Take the organisation; `private` says how repositories are made, those that are there keep what they are."""
+        self.line = Line(endpoint, environ=environ, patience=patience, sleep=sleep)
+        self.repositories = Repositories(self.line, owner)
+        self.private = private
+        self._owner = owner
+        self._preflight = Preflight(self.line, limits or Limits())
+        self._versions = Versions(self.line, self.repositories, self.ledger)
+        self._writers: dict[tuple[str, str], ChildWriter] = {}
+        self._ledgers: dict[tuple[str, str], Ledger | None] = {}
+        self._lock = threading.Lock()
+        self._sleep = sleep
+
+    # -------------------------------------------------------------------------------------------------- like any remote
+
+    @property
+    def url(self) -> str:
+        """The URL as configured."""
+        return f"hf://{self._owner}"
+
+    @property
+    def properties(self) -> Properties:
+        """Guarded commits; the Hub reports the sha256 of every stored object."""
+        return Properties(
+            conditional_create=True, server_sha256=True, durable_ack=True, parallel=PARALLEL, commits=True
+        )
+
+    def create(self, key: str, body: bytes) -> None:
+        """Store a tag move, a withdrawal or a note: one guarded commit that adds it to the ledger of its name.
+
+        Raises ExistsError when the key is taken, UsageError for any other key: versions come by whole commits.
+        """
+        place = place_of(key)
+        if place.kind != "shared":
+            raise errors.UsageError(
+                f"the Hub keeps versions, not {shown(key)}", why="a version is one commit there", fix="publish it"
+            )
+        with self.locked(place.name):
+            self._note(place, body)
+        follow(self.repositories, self._versions.commit_of, place, body)
+
+    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+        """Raise UsageError: a file alone is no version."""
+        del source, size, sha256, progress
+        raise errors.UsageError(
+            f"the Hub keeps versions, not {shown(check_key(key))}", why="a version is one commit there"
+        )
+
+    def read(self, key: str) -> bytes:
+        """Return a small object whole, as it is now. Raises MissingError."""
+        place = place_of(key)
+        if place.kind == "marker":
+            return self._marker()
+        if place.kind == "shared":
+            ledger = self.ledger(place.name)
+            noted = ledger.objects.get(place.path) if ledger else None
+            if noted is None:
+                raise self._missing(key)
+            return noted.body.encode()
+        if place.kind == "claim":
+            return self._version(key, place).claim()
+        if place.kind == "file":
+            version = self._version(key, place)
+            if place.path == "manifest.json":
+                return version.decision()
+            if place.path not in version.files:
+                raise self._missing(key)
+            return self.line.read(self.repositories.id(place.name), version.commit, place.path)
+        raise self._missing(key)
+
+    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of an object from `offset` on. Raises MissingError."""
+        place = place_of(key)
+        if place.kind == "file" and place.path != "manifest.json":
+            version = self._version(key, place)
+            held = version.files.get(place.path)
+            if held is None:
+                raise self._missing(key)
+            if offset >= held.size:
+                return
+            yield from self.line.fetch(self.repositories.id(place.name), version.commit, place.path, offset)
+            return
+        body = self.read(key)
+        if offset < len(body):
+            yield body[offset:]
+
+    def stat(self, key: str) -> Stat:
+        """Return what the Hub knows of one object. Raises MissingError."""
+        place = place_of(key)
+        if place.kind == "file":
+            version = self._version(key, place)
+            held = version.files.get(place.path)
+            if held is None:
+                raise self._missing(key)
+            return Stat(key, held.size, held.sha256, version.stored)
+        if place.kind == "claim":
+            version = self._version(key, place)
+            return Stat(key, len(version.claim()), None, version.stored)
+        if place.kind == "shared":
+            ledger = self.ledger(place.name)
+            noted = ledger.objects.get(place.path) if ledger else None
+            if noted is None:
+                raise self._missing(key)
+            return Stat(key, len(noted.body.encode()), None, seconds(noted.at) or 0.0)
+        return Stat(key, len(self.read(key)), None, 0.0)
+
+    def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
+        """Yield the objects under `prefix` in UTF-8 order, those after the key `after` only.
+
+        Only whole folders are asked for. The sizes of claims are not known to a listing, and are told as 0.
+        """
+        start = None if after is None else after.encode()
+        found = sorted(self._under(prefix), key=lambda stat: stat.key.encode())
+        yield from itertools.islice((s for s in found if start is None or s.key.encode() > start), limit)
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Yield the names of the sub-folders of `prefix`, sorted."""
+        if prefix == layout.MODELS:
+            yield from sorted(self.repositories.all(), key=lambda name: f"{name}/".encode())
+            return
+        keys = (stat.key.removeprefix(prefix) for stat in self._under(prefix))
+        yield from sorted({key.partition("/")[0] for key in keys if "/" in key}, key=lambda name: f"{name}/".encode())
+
+    def delete(self, key: str) -> None:
+        """Raise UsageError: the Hub keeps the history of a repository."""
+        raise errors.UsageError(
+            f"{shown(check_key(key))} cannot be removed from the Hub",
+            why="a commit stays in its repository's history",
+            fix="delete the repository on its settings page, if all of it may go",
+        )
+
+    def now(self) -> float:
+        """Return the Hub's clock."""
+        return self.line.now()
+
+    def stage(self, name: str, nonce: str) -> Path | None:
+        """Return a private folder on this machine: what goes to the Hub is always staged."""
+        del name
+        return stages.folder(cache_dir(self.line.environ), nonce)
+
+    def sweep(self, older_than: float) -> int:
+        """Remove stage folders in which nothing changed for so many seconds."""
+        return stages.sweep(cache_dir(self.line.environ), older_than)
+
+    def close(self) -> None:
+        """End all uploads."""
+        with self._lock:
+            writers, self._writers = self._writers, {}
+        for writer in writers.values():
+            writer.close()
+
+    # ------------------------------------------------------------------------------------------------- with its commits
+
+    def look(self, name: str, *, whole: bool = True) -> Standing:
+        """Return the standing of a name now; without `whole` no files and no card."""
+        commit = self.repositories.head(name)
+        if commit is None:
+            return Standing(name=name, commit=None, files=[], ledger=None, tags={})
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="look") as pool:
+            refs = pool.submit(self.repositories.refs, name)
+            ledger = pool.submit(self._ledger_at, name, commit)
+            files = pool.submit(self.repositories.tree, name, commit) if whole else None
+            card = pool.submit(self._card_at, name, commit) if whole else None
+            tags = refs.result().numbers
+            told = ledger.result()
+            if told is None:
+                told = self._versions.recover(name, tags)
+            return Standing(
+                name=name,
+                commit=commit,
+                files=files.result() if files else [],
+                ledger=told,
+                tags=tags,
+                card=card.result() if card else None,
+            )
+
+    def head(self, name: str) -> str | None:
+        """Return the commit that main stands at now; None where there is no repository."""
+        return self.repositories.head(name)
+
+    def begin(self, name: str, *, exists: bool) -> None:
+        """Make sure that we may write there, and make the repository where there is none."""
+        repo = self.repositories.id(name)
+        self._preflight.may_write(repo, exists=exists)
+        if not exists:
+            self.repositories.create(name, private=self.private)
+
+    def check(self, name: str, files: Sequence[types.FileEntry], card: bytes) -> None:
+        """Raise for what is known to fail before a byte is sent: limits, card, and how it is to be sent."""
+        repo = self.repositories.id(name)
+        self._preflight.size(repo, files)
+        self._preflight.card(repo, card)
+        self._preflight.transport(repo)
+
+    def locked(self, name: str) -> AbstractContextManager[None]:
+        """Hold the one lock of this machine on a repository."""
+        repo = self.repositories.id(name)
+        return locks.held(cache_dir(self.line.environ) / "locks", f"{self.line.host} {repo}".casefold())
+
+    def writer(self, name: str, key: str) -> Writer:
+        """Return the writer kept under a key, or a new one; its child starts while we go on."""
+        repo = self.repositories.id(name)
+        with self._lock:
+            found = self._writers.get((name, key))
+            if found is None:
+                found = ChildWriter(self.line, repo, lambda: self._preflight.transport(repo))
+                self._writers[name, key] = found
+        found.begin()
+        return found
+
+    def release(self, name: str, key: str) -> None:
+        """End a writer that is not needed any more."""
+        with self._lock:
+            found = self._writers.pop((name, key), None)
+        if found is not None:
+            found.close()
+
+    def commit_of(self, name: str, n: int) -> str | None:
+        """Return the commit of a version."""
+        return self._versions.commit_of(name, n)
+
+    def know(self, name: str, n: int, commit: str) -> None:
+        """Take note of the commit of a version, as the Hub just told whoever made it."""
+        self._versions.know(name, n, commit)
+
+    def facts_at(self, name: str, commit: str, paths: Sequence[str]) -> dict[str, Held]:
+        """Return size and checksum of files of a commit, as the Hub reports them now."""
+        return self.repositories.facts(name, commit, paths)
+
+    def read_at(self, name: str, commit: str, path: str) -> bytes:
+        """Return a small file of a commit. Raises MissingError."""
+        return self.line.read(self.repositories.id(name), commit, path)
+
+    def tag(self, name: str, n: int, commit: str) -> None:
+        """Give a commit its tag v<n>. Raises DivergedError when the tag stands elsewhere."""
+        try:
+            self.repositories.tag(name, f"v{n}", commit)
+        except (errors.ExistsError, errors.OutcomeUnknownError) as error:
+            at = self.repositories.refs(name).tags.get(f"v{n}")
+            if at == commit:
+                return
+            if at is None:
+                raise
+            raise errors.DivergedError(
+                f"the tag v{n} of {self.repositories.id(name)} stands at another commit",
+                why=f"at {at[:12]}, the version is {commit[:12]}",
+                fix="find out who set it; a tag v<number> is never moved",
+            ) from error
+
+    def branch(self, name: str, branch: str, start: str) -> None:
+        """Make a branch that starts at a commit; one that is there is left."""
+        with suppress(errors.ExistsError):
+            self.repositories.branch(name, branch, start)
+
+    def branch_head(self, name: str, branch: str) -> str | None:
+        """Return the commit that a branch stands at."""
+        return self.repositories.refs(name).branches.get(branch)
+
+    def unbranch(self, name: str, branch: str) -> None:
+        """Remove a branch."""
+        self.repositories.unbranch(name, branch)
+
+    def catalogue(self, known: Mapping[str, str]) -> Listing:
+        """Return the names with their heads, and the ledgers that are news: one request, and one for each of those."""
+        heads = self.repositories.all()
+        news = [name for name, commit in heads.items() if known.get(name) != commit]
+
+        def one(name: str) -> Ledger | str | None:
+            try:
+                return self._ledger_at(name, heads[name])
+            except (errors.IntegrityError, errors.MissingError) as error:
+                return f"{self.repositories.id(name)}: {error.what} ({error.why})"
+
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="catalogue") as pool:
+            answers = dict(zip(news, pool.map(one, news), strict=True))
+        return Listing(
+            heads=heads,
+            ledgers={name: answer for name, answer in answers.items() if isinstance(answer, Ledger)},
+            problems=[answer for answer in answers.values() if isinstance(answer, str)],
+        )
+
+    def ledger(self, name: str) -> Ledger | None:
+        """Return the ledger at the head of main now; None where there is none."""
+        commit = self.repositories.head(name)
+        return None if commit is None else self._ledger_at(name, commit)
+
+    # ------------------------------------------------------------------------------------------------------- the inside
+
+    def _note(self, place: Place, body: bytes) -> None:
+        """Add an object to the ledger of a name, on top of whatever is there."""
+        key = f"note {secrets.token_hex(8)}"
+        try:
+            for attempt in range(ATTEMPTS):
+                standing = self.look(place.name, whole=False)
+                if standing.commit is None or standing.ledger is None:
+                    raise errors.NotFoundError(
+                        f"there is no version of {place.name}", fix=f"registry ls --remote {self.url}"
+                    )
+                if place.path in standing.ledger.objects:
+                    raise errors.ExistsError(
+                        f"{shown(place.path)} of {place.name} is taken", why="its ledger holds an object of that key"
+                    )
+                at = spelled(self.now())
+                change = Change(
+                    parent=standing.commit,
+                    title=place.path.removesuffix(".json"),
+                    message="",
+                    small={LEDGER_FILE: encode(standing.ledger.noting(place.path, body, at))},
+                )
+                try:
+                    self.writer(place.name, key).commit(change)
+                except errors.StaleHeadError:
+                    if attempt + 1 == ATTEMPTS:
+                        raise
+                    self._sleep(0.05 * (attempt + 1) * (0.5 + secrets.randbelow(100) / 100))
+                else:
+                    return
+        finally:
+            self.release(place.name, key)
+
+    def _ledger_at(self, name: str, commit: str) -> Ledger | None:
+        """Return the ledger of a commit, which never changes. Raises IntegrityError."""
+        with self._lock:
+            if (name, commit) in self._ledgers:
+                return self._ledgers[name, commit]
+        repo = self.repositories.id(name)
+        try:
+            found: Ledger | None = parse_ledger(self.line.read(repo, commit, LEDGER_FILE), f"{LEDGER_FILE} of {repo}")
+        except errors.MissingError:
+            found = None
+        with self._lock:
+            self._ledgers = {k: v for k, v in self._ledgers.items() if k[0] != name} | {(name, commit): found}
+        return found
+
+    def _card_at(self, name: str, commit: str) -> bytes | None:
+        try:
+            return self.line.read(self.repositories.id(name), commit, "README.md")
+        except errors.MissingError:
+            return None
+
+    def _version(self, key: str, place: Place) -> Version:
+        found = self._versions.get(place.name, place.n)
+        if found is None:
+            raise self._missing(key)
+        return found
+
+    def _missing(self, key: str) -> errors.MissingError:
+        return errors.MissingError(f"{shown(key)} is not there", why=f"{self.url} holds nothing under this key")
+
+    def _marker(self) -> bytes:
+        """Return the registry's marker: there is no place for one, so it follows from the address."""
+        where = f"{self.line.endpoint}/{self._owner}".casefold()
+        return canonical(
+            types.Registry(
+                schema=types.SCHEMA_REGISTRY,
+                registry=str(uuid.uuid5(uuid.NAMESPACE_URL, where)),
+                format=1,
+                min_reader=1,
+                min_writer=1,
+                mode="shared",
+            )
+        )
+
+    def _under(self, prefix: str) -> Iterator[Stat]:
+        if layout.MARKER.startswith(prefix):
+            yield Stat(layout.MARKER, len(self._marker()), None, 0.0)
+        if not prefix.startswith(layout.MODELS):
+            names = sorted(self.repositories.all()) if layout.MODELS.startswith(prefix) else []
+        else:
+            name, slash, _ = prefix.removeprefix(layout.MODELS).partition("/")
+            names = [name] if slash else [n for n in sorted(self.repositories.all()) if n.startswith(name)]
+        for name in names:
+            yield from (stat for stat in self._of_name(name, prefix) if stat.key.startswith(prefix))
+
+    def _of_name(self, name: str, prefix: str) -> Iterator[Stat]:
+        ledger = self.ledger(name)
+        if ledger is None:
+            return
+        root = f"{layout.MODELS}{name}/"
+        for told in ledger.versions:
+            stored = seconds(told.stored_at) or 0.0
+            yield Stat(layout.claim(name, told.n), 0, None, stored)
+            folder = layout.version(name, told.n)
+            if prefix.startswith(folder) or folder.startswith(prefix):
+                version = self._versions.get(name, told.n)
+                for held in version.files.values() if version else ():
+                    yield Stat(folder + held.path, held.size, held.sha256, stored)
+        for path, noted in ledger.objects.items():
+            yield Stat(f"{root}_wb/{path}", len(noted.body.encode()), None, seconds(noted.at) or 0.0)

@@ -1,0 +1,205 @@
+"""The repositories of one organisation: what the Hub is asked about them, and the plain values it answers with."""
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from huggingface_hub import RepoFile
+
+from weighbridge.registry import errors
+from weighbridge.registry.refs import check_name, shown
+from weighbridge.registry.remotes.commits import Held
+from weighbridge.registry.remotes.hub.client import Line
+from weighbridge.registry.remotes.ledger import LEDGER_FILE
+
+PATHS: Final = 500
+"""Paths of one paths-info request; the Hub takes up to 1000."""
+
+_NUMBER: Final = re.compile(r"v([1-9][0-9]{0,7})")
+
+
+class Refs(NamedTuple):
+    """Branches and tags with their commits."""
+
+    branches: dict[str, str]
+    tags: dict[str, str]
+
+    @property
+    def numbers(self) -> dict[int, str]:
+        """The commits of the tags v1, v2, ..."""
+        found = ((_NUMBER.fullmatch(tag), commit) for tag, commit in self.tags.items())
+        return {int(match[1]): commit for match, commit in found if match}
+
+
+class Past(NamedTuple):
+    """One commit of a history."""
+
+    commit: str
+    title: str
+    message: str
+
+
+class Repositories:
+    """The model repositories of an organisation or a user."""
+
+    def __init__(self, line: Line, owner: str) -> None:
+        self.line = line
+        self.owner = owner
+
+    def id(self, name: str) -> str:
+        """Return the repository of a name."""
+        return f"{self.owner}/{check_name(name)}"
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def head(self, name: str) -> str | None:
+        """Return the commit that main stands at now; None where there is no repository, or none we may see.
+
+        Raises NameTakenError for another spelling of the name, NotFoundError for a repository that was renamed.
+        """
+        repo = self.id(name)
+        try:
+            found = self.line.ask(f"cannot look at {repo}", lambda: self.line.api.model_info(repo))
+        except errors.MissingError:
+            raise
+        except errors.NotFoundError:
+            return None
+        if found.id != repo:
+            if found.id.casefold() == repo.casefold():
+                raise errors.NameTakenError(
+                    f"the name {name} is taken by {found.id.partition('/')[2]}",
+                    why="names are unique without case",
+                    fix=f"publish as {found.id.partition('/')[2]}, or choose another name",
+                )
+            raise errors.NotFoundError(
+                f"{repo} was renamed to {found.id}",
+                why="the Hub redirects the old name, but a name is part of every version",
+                fix=f"use the name {found.id.partition('/')[2]}, or rename the repository back",
+            )
+        if not found.sha:
+            raise errors.IntegrityError(f"{repo} has no head", why="the Hub names no commit of main")
+        return found.sha
+
+    def refs(self, name: str) -> Refs:
+        """Return the branches and tags of a repository."""
+        repo = self.id(name)
+        found = self.line.ask(f"cannot list the tags of {repo}", lambda: self.line.api.list_repo_refs(repo))
+        return Refs(
+            {ref.name: ref.target_commit for ref in found.branches}, {ref.name: ref.target_commit for ref in found.tags}
+        )
+
+    def tree(self, name: str, commit: str) -> list[Held]:
+        """Return every file of a commit."""
+        repo = self.id(name)
+        return self.line.ask(
+            f"cannot list {repo}",
+            lambda: [
+                _held(entry)
+                for entry in self.line.api.list_repo_tree(repo, revision=commit, recursive=True)
+                if isinstance(entry, RepoFile)
+            ],
+        )
+
+    def facts(self, name: str, commit: str, paths: Sequence[str]) -> dict[str, Held]:
+        """Return what the Hub reports of some files of a commit; those it does not have are left out."""
+        repo = self.id(name)
+        found: dict[str, Held] = {}
+        for start in range(0, len(paths), PATHS):
+            some = list(paths[start : start + PATHS])
+            ask = functools.partial(self.line.api.get_paths_info, repo, some, revision=commit)
+            rows = self.line.ask(f"cannot look at files of {repo}", ask)
+            found |= {row.path: _held(row) for row in rows if isinstance(row, RepoFile)}
+        return found
+
+    def history(self, name: str, revision: str) -> Iterator[Past]:
+        """Yield the commits of a revision, newest first, page by page."""
+        path: str | None = f"/api/models/{self.id(name)}/commits/{revision}"
+        while path is not None:
+            answer = self.line.ask(f"cannot read the history of {name}", functools.partial(self.line.call, "GET", path))
+            for row in answer.json():
+                yield Past(row["id"], row["title"], row["message"])
+            after = answer.links.get("next", {}).get("url")
+            path = after.removeprefix(self.line.endpoint) if after else None
+
+    def all(self) -> dict[str, str]:
+        """Return the names that hold versions of ours, with the commits of their heads; one request a page."""
+
+        def ask() -> list[Any]:
+            return list(self.line.api.list_models(author=self.owner, expand=["sha", "siblings"]))
+
+        found = {}
+        for model in self.line.ask(f"cannot list the models of {self.owner}", ask):
+            owner, _, name = model.id.partition("/")
+            ours = any(sibling.rfilename == LEDGER_FILE for sibling in model.siblings or [])
+            if owner.casefold() == self.owner.casefold() and ours and model.sha:
+                found[name] = model.sha
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def create(self, name: str, *, private: bool) -> None:
+        """Make a repository; one that is there is left as it is."""
+        repo = self.id(name)
+        body = {
+            "name": name,
+            "organization": self.owner,
+            "type": "model",
+            "visibility": "private" if private else "public",
+        }
+        what = f"cannot make the repository {repo}"
+        try:
+            self.line.ask(what, lambda: self.line.call("POST", "/api/repos/create", json=body), writes=True)
+        except errors.ExistsError:
+            return
+        except (errors.DeniedError, errors.OutcomeUnknownError):
+            # A token that may not create may still write what is there; a lost answer may mean that it was made.
+            if self.head(name) is None:
+                raise
+
+    def tag(self, name: str, tag: str, commit: str) -> None:
+        """Give a commit a tag. Raises ExistsError when it is there, wherever it stands."""
+        repo = self.id(name)
+        self.line.ask(
+            f"cannot tag {repo}", lambda: self.line.api.create_tag(repo, tag=tag, revision=commit), writes=True
+        )
+
+    def untag(self, name: str, tag: str) -> None:
+        """Remove a tag; one that is not there is no error."""
+        repo = self.id(name)
+        try:
+            self.line.ask(
+                f"cannot remove a tag of {repo}", lambda: self.line.api.delete_tag(repo, tag=tag), writes=True
+            )
+        except errors.NotFoundError:
+            return
+
+    def branch(self, name: str, branch: str, start: str) -> None:
+        """Make a branch. Raises ExistsError when it is there."""
+        repo = self.id(name)
+        self.line.ask(
+            f"cannot make a branch of {repo}",
+            lambda: self.line.api.create_branch(repo, branch=branch, revision=start),
+            writes=True,
+        )
+
+    def unbranch(self, name: str, branch: str) -> None:
+        """Remove a branch; one that is not there is no error."""
+        repo = self.id(name)
+        try:
+            self.line.ask(
+                f"cannot remove a branch of {repo}",
+                lambda: self.line.api.delete_branch(repo, branch=branch),
+                writes=True,
+            )
+        except errors.NotFoundError:
+            return
+
+
+def _held(entry: RepoFile) -> Held:
+    lfs = entry.lfs
+    if lfs is not None and lfs.size != entry.size:
+        raise errors.IntegrityError(
+            f"the Hub reports two sizes of {shown(entry.path)}", why=f"{entry.size} and {lfs.size} bytes"
+        )
+    return Held(path=entry.path, size=entry.size, sha256=lfs.sha256 if lfs else None, blob=entry.blob_id)

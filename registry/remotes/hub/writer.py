@@ -1,0 +1,214 @@
+"""Uploads and commits in a child process that is ended when no byte moves any more."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Final
+
+from weighbridge.registry import errors
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.commits import Change, Sending
+from weighbridge.registry.remotes.hub.client import Line
+from weighbridge.registry.remotes.protocol import Progress
+
+_MODULE: Final = "weighbridge.registry.remotes.hub.send"
+_START: Final = 60.0
+"""Seconds in which the child must have begun."""
+
+_KINDS: Final = {kind.__name__: kind for kind in errors.kinds()}
+_HIDDEN: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE")
+"""Variables that the child does without: the token comes through its input."""
+
+
+class ChildWriter:
+    """Writes to one repository through a child process, begun when it is first needed and again after it died."""
+
+    def __init__(self, line: Line, repo: str, transport: Callable[[], str]) -> None:
+        self._line = line
+        self._repo = repo
+        self._transport = transport
+        self._sent: set[tuple[str, str]] = set()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._noise: IO[bytes] | None = None
+        self._ready = False
+
+    def begin(self) -> None:
+        """Start the child now, so that it is ready when it is needed."""
+        if self._child is not None and self._child.poll() is None:
+            return
+        self.close()
+        self._noise = tempfile.TemporaryFile(prefix="weighbridge-hub-")  # noqa: SIM115 - closed with the child
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._noise,
+            env=self._environ(),
+            start_new_session=True,
+        )
+
+    def send(self, files: Sequence[Sending], base: str, progress: Progress | None = None) -> None:
+        """Upload files. Raises StageDamagedError, and UnreachableError when no byte moves for too long."""
+        wanted = [file for file in files if (file.path, file.sha256) not in self._sent]
+        if not wanted:
+            return
+        rows = [[file.path, file.source, file.size, file.sha256] for file in wanted]
+        what = f"cannot upload to {self._repo}"
+        self._order(
+            {"do": "send", "files": rows, "base": base, "what": what}, what, self._line.patience.stall, progress
+        )
+        self._sent |= {(file.path, file.sha256) for file in wanted}
+
+    def commit(self, change: Change) -> str:
+        """Make a commit and return its id."""
+        what = f"cannot commit to {self._repo}"
+        order = {
+            "do": "commit",
+            "what": what,
+            "parent": change.parent,
+            "title": change.title,
+            "message": change.message,
+            "branch": change.branch,
+            "files": change.files,
+            "small": {path: body.hex() for path, body in change.small.items()},
+            "delete": change.delete,
+        }
+        found = self._order(order, what, self._line.patience.commit, None, writes=True)
+        return str(found["commit"])
+
+    def close(self) -> None:
+        """End the child, at once."""
+        child, self._child, self._buffer, self._ready = self._child, None, b"", False
+        self._sent.clear()
+        if child is not None:
+            if child.poll() is None:
+                try:
+                    os.killpg(child.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    child.kill()
+            for stream in (child.stdin, child.stdout):
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except BrokenPipeError:
+                        continue
+            child.wait()
+        if self._noise is not None:
+            self._noise.close()
+            self._noise = None
+
+    # ---------------------------------------------------------------------------------------------------- the dialogue
+
+    def _order(
+        self, order: dict[str, Any], what: str, limit: float, progress: Progress | None, *, writes: bool = False
+    ) -> dict[str, Any]:
+        if self._line.offline:
+            with self._line.speaking(what):
+                raise AssertionError  # never reached: speaking refuses
+        alive = self._child is not None and self._child.poll() is None
+        if order["do"] == "commit" and order["files"] and not alive:
+            self.close()
+            raise errors.RetryableError(what, why="the process that uploaded the files is gone", fix="repeat it")
+        self.begin()
+        left = sum(row[2] for row in order["files"]) if order["do"] == "send" else 0
+        try:
+            if not self._ready:
+                self._introduce()
+                self._hear(what, _START, writes=False)
+                self._ready = True
+            self._tell(order)
+            while True:
+                answer = self._hear(what, limit, writes=writes)
+                count = min(left, int(answer.get("moved", left)))
+                if progress is not None and count and "error" not in answer and "sent" not in answer:
+                    left -= count
+                    progress(count)
+                if "done" in answer:
+                    found: dict[str, Any] = answer["done"]
+                    return found
+                if "error" in answer:
+                    raise _revived(answer)  # noqa: TRY301 - what the child met is met here
+        except errors.WeighbridgeError:
+            raise
+        except BaseException:
+            self.close()  # told to stop: nothing may go on behind our back
+            raise
+
+    def _introduce(self) -> None:
+        """Tell the child where it is to go, as whom and how."""
+        self._tell(
+            {
+                "endpoint": self._line.endpoint,
+                "token": self._line.token.reveal() if self._line.token else None,
+                "repo": self._repo,
+                "transport": self._transport(),
+                "patience": list(self._line.patience),
+            }
+        )
+
+    def _tell(self, line: dict[str, Any]) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps(line).encode() + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            return  # what it had to say comes out when it is asked
+
+    def _hear(self, what: str, limit: float, *, writes: bool) -> dict[str, Any]:
+        """Return the next line of the child. Raises when it says nothing for so long, or has ended."""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        pipe = self._child.stdout.fileno()
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                self.close()
+                kind = errors.OutcomeUnknownError if writes else errors.UnreachableError
+                raise kind(
+                    what,
+                    why=f"no byte moved for {limit:.0f} s, so the upload was ended",
+                    fix="it is repeated; what was confirmed is not sent again",
+                )
+            chunk = os.read(pipe, 1 << 16)
+            if not chunk:
+                words = self._last_words()
+                self.close()
+                kind = errors.OutcomeUnknownError if writes else errors.RetryableError
+                raise kind(what, why=f"the process that uploads has ended: {words}", fix="repeat it")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _last_words(self) -> str:
+        if self._noise is None:
+            return "it said nothing"
+        size = self._noise.seek(0, os.SEEK_END)
+        self._noise.seek(max(0, size - 2000))
+        lines = [line for line in self._noise.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        return shown(lines[-1][:300]) if lines else "it said nothing"
+
+    def _environ(self) -> dict[str, str]:
+        found = {key: value for key, value in (os.environ | dict(self._line.environ)).items() if key not in _HIDDEN}
+        return found | {
+            "HF_ENDPOINT": self._line.endpoint,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "0",  # they are never seen, but they count the bytes
+            "TQDM_DISABLE": "1",
+            "PYTHONSAFEPATH": "1",
+        }
+
+
+def _revived(answer: dict[str, Any]) -> errors.WeighbridgeError:
+    told = answer["error"]
+    kind = _KINDS.get(answer["kind"], errors.WeighbridgeError)
+    return kind(told["message"], why=told["why"], fix=told["fix"], **told["data"])

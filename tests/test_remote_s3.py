@@ -1,0 +1,59 @@
+"""The remote that is a bucket, on real servers: SeaweedFS over http and over https, and one that keeps no promises."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.remotes.s3.remote import S3Remote
+from weighbridge_testlib import seaweed as servers
+from weighbridge_testlib.remote_conformance import RemoteConformance
+from weighbridge_testlib.seaweed import Server
+
+
+class TestSeaweed(RemoteConformance):
+    """On SeaweedFS the bucket keeps the contract of all remotes."""
+
+    race_rounds = 1
+
+    @pytest.fixture(autouse=True)
+    def _server(self, seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        servers.credentials(monkeypatch)
+        monkeypatch.setenv("TEST_S3_ENDPOINT", seaweed.endpoint)
+        self.server = seaweed
+
+    def open(self, place: Path) -> Remote:
+        """Open the remote below the prefix that belongs to a place."""
+        return S3Remote(self.server.place(servers.prefix_of(place)))
+
+    def opener(self) -> Callable[[Path], Remote]:
+        """Return the function that opens it in another process."""
+        return servers.open_from_environment
+
+
+class TestSeaweedOverTls(TestSeaweed):
+    """The same over https, with a certificate authority of our own."""
+
+    def open(self, place: Path) -> Remote:
+        """Open the remote over https."""
+        return S3Remote(self.server.place(servers.prefix_of(place), tls=True))
+
+    test_of_racing_processes_one_wins = None  # the server decides, whichever way the requests came
+
+
+class TestJuicefs(RemoteConformance):
+    """On a server that keeps no promises one writer can work; whoever races there is not protected, and is told so."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, juicefs: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        servers.credentials(monkeypatch)
+        self.server = juicefs
+
+    def open(self, place: Path) -> Remote:
+        """Open the remote as one that only one machine writes to."""
+        return S3Remote(self.server.place(servers.prefix_of(place), one_writer=True))
+
+    test_of_racing_threads_one_wins = None
+    test_of_racing_processes_one_wins = None
+    test_of_racing_uploads_one_wins = None

@@ -1,0 +1,361 @@
+"""Errors of the S3 library and of S3 servers: every one becomes one of ours, with a cause, a fix and an exit code."""
+
+import inspect
+import socket
+import string
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3.exceptions
+from botocore import exceptions as boto
+
+from weighbridge.config.load import remote_settings
+from weighbridge.registry import errors
+from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.remotes.s3.client import Pace, place_of
+from weighbridge.registry.remotes.s3.errors import CLASSES, CODES, translate
+from weighbridge.registry.remotes.s3.remote import S3Remote, open_s3
+from weighbridge.registry.remotes.table import open_remote
+from weighbridge_testlib import seaweed as servers
+from weighbridge_testlib.seaweed import Server
+
+URL = "s3://registry/team"
+ROOTS = {boto.BotoCoreError, boto.ClientError}
+RAISED = sorted(
+    {
+        kind
+        for _, kind in inspect.getmembers(boto, inspect.isclass)
+        if issubclass(kind, Exception) and not issubclass(kind, Warning) and kind.__module__ == boto.__name__
+    },
+    key=lambda kind: kind.__name__,
+)
+
+
+def instance(kind: type[Exception]) -> Exception:
+    """Return an error of a class, with its message filled in."""
+    if issubclass(kind, boto.ClientError):
+        return kind({"Error": {"Code": "X", "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "GetObject")
+    text = getattr(kind, "fmt", "")
+    values: dict[str, Any] = {field: field for _, field, _, _ in string.Formatter().parse(text) if field}
+    if issubclass(kind, boto.WaiterError):
+        values["last_response"] = {}
+    return kind(**values)
+
+
+def answered(
+    code: str,
+    status: int,
+    message: str = "words",
+    headers: dict[str, str] | None = None,
+    operation: str = "GetObject",
+) -> boto.ClientError:
+    """Return the error that the library makes of a server's answer."""
+    about = {"HTTPStatusCode": status, "HTTPHeaders": headers or {}}
+    return boto.ClientError({"Error": {"Code": code, "Message": message}, "ResponseMetadata": about}, operation)
+
+
+@pytest.mark.parametrize("kind", RAISED, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+def test_every_class_of_the_library_is_translated(kind: type[Exception], write: bool) -> None:
+    """Each class is listed itself or through an ancestor other than the root, and becomes an error with its three parts."""
+    if kind not in ROOTS and not issubclass(kind, boto.ClientError):
+        assert any(parent in CLASSES for parent in kind.__mro__ if parent not in {*ROOTS, OSError})
+    found = translate(instance(kind), "cannot read a", URL, write=write)
+    assert isinstance(found, errors.WeighbridgeError)
+    assert found.what
+    assert found.why
+    assert found.fix
+    assert found.exit_code in {1, 2, 3, 4, 6}
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+def test_every_code_of_the_servers_is_translated(code: str, write: bool) -> None:
+    """Each code becomes an error that says why; the one place without a fix is what the flow handles by itself."""
+    found = translate(answered(code, 400), "cannot store a", URL, write=write)
+    assert found.what
+    assert found.why
+    handled = errors.MissingError | errors.ExistsError
+    assert found.fix or isinstance(found, handled) or found.data.get("kind") in {"range", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "exit_code"),
+    [
+        (answered("NoSuchBucket", 404), errors.NotFoundError, 3),
+        (answered("NoSuchKey", 404), errors.MissingError, 3),
+        (answered("404", 404, operation="HeadObject"), errors.MissingError, 3),
+        (answered("404", 404), errors.UsageError, 2),  # not in S3's words
+        (answered("AccessDenied", 403), errors.DeniedError, 4),
+        (answered("403", 403), errors.DeniedError, 4),
+        (answered("InvalidAccessKeyId", 403), errors.DeniedError, 4),
+        (answered("SignatureDoesNotMatch", 403), errors.DeniedError, 4),
+        (answered("ExpiredToken", 400), errors.DeniedError, 4),
+        (answered("RequestTimeTooSkewed", 403), errors.DeniedError, 4),
+        (answered("PermanentRedirect", 301), errors.UsageError, 2),
+        (answered("301", 301), errors.UsageError, 2),
+        (answered("AuthorizationHeaderMalformed", 400), errors.UsageError, 2),
+        (answered("SlowDown", 503), errors.RetryableError, 6),
+        (answered("429", 429), errors.RetryableError, 6),
+        (answered("InternalError", 500), errors.RetryableError, 6),
+        (answered("502", 502), errors.RetryableError, 6),
+        (answered("PreconditionFailed", 412), errors.ExistsError, 7),
+        (answered("XMinioStorageFull", 507), errors.StorageFullError, 1),
+        (answered("Whatever", 400), errors.WeighbridgeError, 1),
+        (boto.EndpointConnectionError(endpoint_url="http://x"), errors.UnreachableError, 6),
+        (boto.NoCredentialsError(), errors.DeniedError, 4),
+        (boto.ProfileNotFound(profile="x"), errors.UsageError, 2),
+        (boto.ReadTimeoutError(endpoint_url="http://x"), errors.RetryableError, 6),
+        (urllib3.exceptions.ProtocolError("cut"), errors.RetryableError, 6),
+        (OSError("broken pipe"), errors.RetryableError, 6),
+        (RuntimeError("?"), errors.BugError, 1),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
+)
+def test_what_becomes_of_it(error: Exception, kind: type[errors.WeighbridgeError], exit_code: int) -> None:
+    """The usual failures have the class and the exit code that a person and the daemon go by."""
+    found = translate(error, "cannot read a", URL)
+    assert type(found) is kind
+    assert found.exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        answered("ConditionalRequestConflict", 409),
+        answered("OperationAborted", 409),
+        answered("InternalError", 500),
+        answered("ServiceUnavailable", 503),
+        answered("504", 504),
+        answered("400", 400),  # not in S3's words: something between us and the store said it
+        boto.ReadTimeoutError(endpoint_url="http://x"),
+        boto.ConnectionClosedError(endpoint_url="http://x"),
+        boto.SSLError(endpoint_url="https://x", error="EOF occurred in violation of protocol"),
+    ],
+    ids=str,
+)
+def test_a_write_without_an_answer_is_unknown(error: Exception) -> None:
+    """A conflict, trouble over there or a lost answer says nothing about whether a write was carried out."""
+    assert type(translate(error, "cannot store a", URL, write=True)) is errors.OutcomeUnknownError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        answered("SlowDown", 503),
+        answered("BadDigest", 400),
+        boto.EndpointConnectionError(endpoint_url="http://x"),
+        boto.ConnectTimeoutError(endpoint_url="http://x"),
+        boto.SSLError(endpoint_url="https://x", error="CERTIFICATE_VERIFY_FAILED"),
+    ],
+    ids=str,
+)
+def test_a_write_that_was_refused_or_never_sent_is_known(error: Exception) -> None:
+    """What never reached the store, or was refused in its own words, was not carried out."""
+    found = translate(error, "cannot store a", URL, write=True)
+    assert isinstance(found, errors.UnreachableError)
+    assert not isinstance(found, errors.OutcomeUnknownError)
+
+
+def test_a_wish_to_wait_is_kept() -> None:
+    """Retry-After goes on to whoever repeats, and the pace of all requests goes down."""
+    found = translate(answered("SlowDown", 503, headers={"retry-after": "7"}), "cannot read a", URL)
+    assert found.data["retry_after"] == 7
+    assert found.data["slow"] is True
+
+
+def test_words_of_a_server_reach_no_terminal_unescaped() -> None:
+    """Control characters in a server's message are shown, not sent."""
+    found = translate(answered("Odd", 400, message="\x1b[2Jgone"), "cannot read a", URL)
+    assert "\x1b" not in f"{found.why}"
+
+
+def test_the_pace_follows_the_store() -> None:
+    """Each refusal doubles the pause up to a bound, each success shortens it until there is none."""
+    pace = Pace()
+    for _ in range(20):
+        pace.slow()
+    assert pace.pause == Pace.MOST
+    for _ in range(40):
+        pace.well()
+    assert pace.pause == 0
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3://ab", "s3://Bucket", "s3://a_b/c", "s3://bucket/../x", "s3://-a-/x"])
+def test_urls_that_name_no_bucket_are_refused(url: str) -> None:
+    """A bucket that no store would take is refused before anything is asked."""
+    with pytest.raises(errors.UsageError):
+        open_s3(url, None)
+
+
+def test_settings_reach_the_place(tmp_path: Path) -> None:
+    """Region, addressing, authority, profile, encryption and class come from the remote's own settings."""
+    ca = tmp_path / "ca.pem"
+    ca.write_text("x")
+    given = {"endpoint": "https://h", "region": "r", "addressing": "path", "ca": ca, "profile": "p", "writers": "one"}
+    place = place_of(remote_settings("team", "s3://bucket/a/b", {**given, "encryption": "aws:kms:k"}))
+    assert place[:7] == ("s3://bucket/a/b", "bucket", "a/b/", "https://h", "r", "path", str(ca))
+    assert (place.profile, place.encryption, place.one_writer) == ("p", "aws:kms:k", True)
+    ca.unlink()
+    with pytest.raises(errors.UsageError, match="not there"):
+        place_of(remote_settings("team", "s3://bucket", {"ca": ca}))
+
+
+# -------------------------------------------------------------------------------------------------- against real servers
+
+
+class Page(BaseHTTPRequestHandler):
+    """A web site that knows nothing of S3."""
+
+    def do_GET(self) -> None:
+        """Answer everything with a page."""
+        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", "20")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(b"<html>Welcome</html>")
+
+    do_HEAD = do_PUT = do_GET  # noqa: N815 - the names are those of the library
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def site() -> Iterator[ThreadingHTTPServer]:
+    """Run a web site."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    server.status = 200  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def failing(remote: Remote) -> errors.WeighbridgeError:
+    """Begin a registry, which must fail within five seconds; return the error."""
+    began = time.monotonic()
+    with pytest.raises(errors.WeighbridgeError) as caught:
+        open_registry(remote, create=True)
+    assert time.monotonic() - began < 5
+    remote.close()
+    assert caught.value.what
+    assert caught.value.why
+    assert caught.value.fix
+    return caught.value
+
+
+@pytest.fixture
+def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers.credentials(monkeypatch)
+
+
+def reach(server: Server, **changes: Any) -> Remote:
+    """Open a remote of the server through the table, as the commands do."""
+    settings = remote_settings("team", "s3://registry/errors", {"endpoint": server.endpoint, **changes})
+    return open_remote(settings.url, settings=settings)
+
+
+@pytest.mark.usefixtures("_allowed")
+def test_a_bucket_that_is_not_there(seaweed: Server) -> None:
+    """A wrong bucket is "not found", and never an empty registry."""
+    settings = remote_settings("team", "s3://no-such-bucket/x", {"endpoint": seaweed.endpoint})
+    remote = open_remote(settings.url, settings=settings)
+    assert failing(remote).exit_code == 3
+    for look in (lambda: remote.stat("a"), lambda: list(remote.list("")), lambda: remote.sweep(0)):
+        with pytest.raises(errors.NotFoundError) as caught:
+            look()
+        assert type(caught.value) is errors.NotFoundError
+
+
+def test_credentials_that_are_wrong(seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown key, a wrong secret and no credentials at all are "denied", each with its own cause."""
+    causes = set()
+    for access, secret in ((servers.ACCESS, "x" * 20), ("nobody", "x" * 20), (None, None)):
+        servers.credentials(monkeypatch)
+        if access is None:
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        else:
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", access)
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+        found = failing(reach(seaweed))
+        assert found.exit_code == 4
+        causes.add(found.why)
+    assert len(causes) == 3
+
+
+@pytest.mark.usefixtures("_allowed")
+def test_a_clock_that_is_wrong(seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is a day off is "denied", and the fix is to set it."""
+    import botocore.auth  # noqa: PLC0415
+    import botocore.compat  # noqa: PLC0415
+
+    real = botocore.auth.get_current_datetime
+    day = __import__("datetime").timedelta(days=1)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *a, **k: real(*a, **k) + day)
+    found = failing(reach(seaweed))
+    assert found.exit_code == 4
+    assert "clock" in f"{found.why} {found.fix}"
+
+
+@pytest.mark.usefixtures("_allowed")
+def test_a_profile_that_is_not_there(seaweed: Server) -> None:
+    """A profile that no configuration has is a fault of usage that names it."""
+    found = failing(reach(seaweed, profile="nowhere"))
+    assert found.exit_code == 2
+    assert "nowhere" in f"{found.why}"
+
+
+@pytest.mark.usefixtures("_allowed")
+def test_nobody_at_the_address() -> None:
+    """A refused connection and a name that does not exist are "unreachable" at once."""
+    (port,) = servers.ports(1)
+    assert failing(reach(Server(f"http://127.0.0.1:{port}", "registry"))).exit_code == 6
+
+
+@pytest.mark.usefixtures("_allowed")
+def test_a_certificate_of_nobody(seaweed: Server, tmp_path: Path) -> None:
+    """A certificate that is not trusted is "unreachable", and the fix is to name its authority; http to https too."""
+    assert seaweed.secure is not None
+    secure = Server(seaweed.secure, seaweed.bucket)
+    found = failing(reach(secure))
+    assert found.exit_code == 6
+    assert "ca = " in f"{found.fix}"
+    wrong, _, _ = servers.certificates(tmp_path)
+    assert failing(reach(secure, ca=wrong)).exit_code == 6
+    assert failing(reach(Server(seaweed.endpoint.replace("http:", "https:"), "registry"))).exit_code == 6
+    remote = reach(secure, ca=seaweed.ca)
+    assert list(remote.list("models/nothing/")) == []
+    remote.close()
+
+
+@pytest.mark.usefixtures("_allowed")
+@pytest.mark.parametrize("status", [200, 404, 405])
+def test_an_endpoint_that_is_not_s3(site: ThreadingHTTPServer, status: int) -> None:
+    """A web site at the endpoint is a fault of usage, whatever status it answers with."""
+    site.status = status  # type: ignore[attr-defined]
+    found = failing(reach(Server(f"http://127.0.0.1:{site.server_port}", "registry")))
+    assert found.exit_code == 2
+
+
+@pytest.mark.usefixtures("_allowed")
+def test_silence_is_bounded() -> None:
+    """A server that takes connections and says nothing is given up after the read timeout."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}", "registry")
+        remote = S3Remote(server.place("x", read_timeout=0.3))
+        with pytest.raises(errors.RetryableError):
+            remote.read("a")
+        remote.close()
