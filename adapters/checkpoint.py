@@ -11,7 +11,9 @@ from weighbridge.adapters import layout, listing
 
 def is_candidate(names: Collection[str]) -> bool:
     """Return whether a folder with these file names may hold an artifact, finished or not."""
-    return any(layout.is_weights_name(name) or name in layout.ARTIFACT_CONFIGS for name in names)
+    return any(
+        layout.is_weights_name(name) or name in layout.ARTIFACT_CONFIGS or name.endswith(".distcp") for name in names
+    )
 
 
 def end_mark(names: Collection[str], folder: str = "") -> str | None:
@@ -54,6 +56,12 @@ def without_slices(folders: list[listing.Folder]) -> list[listing.Folder]:
     whole = [f.relative for f in folders if f.names & {layout.MODEL_CONFIG, layout.ADAPTER_CONFIG}]
     bare = [f.relative for f in folders if layout.is_bare(f.names)]
     sliced = {b for b in bare if any(b == "." or w.startswith(b + "/") for w in whole if w != b)}
+    # A sharded state below an exported model or adapter only serves to go on training.
+    sliced |= {
+        f.relative
+        for f in folders
+        if layout.is_sharded_state(f.names) and (f.relative.rpartition("/")[0] or ".") in whole and f.relative != "."
+    }
     return [folder for folder in folders if folder.relative not in sliced]
 
 
@@ -73,6 +81,7 @@ def candidates(folders: Iterator[listing.Folder]) -> Iterator[listing.Folder]:
             parent in inside
             or is_staging_name(name)
             or layout.is_resume_folder(name)
+            or layout.is_rank_folder(name)
             or (below_model and (layout.is_part_name(name) or _is_copy(names)))
             or (parent in pipelines and not layout.is_checkpoint_name(name))
         ):
@@ -83,7 +92,7 @@ def candidates(folders: Iterator[listing.Folder]) -> Iterator[listing.Folder]:
             models.add(folder.relative)
         if layout.PIPELINE_CONFIG in names:
             pipelines.add(folder.relative)
-        if forms or is_candidate(names):
+        if forms or is_candidate(names) or any(layout.is_rank_folder(name) for name in folder.dirs):
             yield folder
 
 

@@ -101,20 +101,6 @@ def metrics(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def best_of(entries: Iterable[dict[str, Any]], rule: str) -> BestFacts | None:
-    """Return the best entry by a rule such as `eval_loss:min`; the first of equals. NaN is never best."""
-    metric, _, mode = rule.partition(":")
-    best: BestFacts | None = None
-    for entry in entries:
-        value, step = entry.get(metric), entry.get("step")
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            continue
-        old = best.value if best is not None else None
-        if not isinstance(old, (int, float)) or (value > old if mode == "max" else value < old):
-            best = BestFacts(metric=metric, value=value, step=step if isinstance(step, int) else None)
-    return best
-
-
 def number(value: Any) -> Any:
     """Return a value that every JSON reader holds: NaN and infinities as words, too large integers as text."""
     if isinstance(value, bool) or value is None:

@@ -5,8 +5,9 @@ Nothing here writes, runs or unpickles. Headers are read, tensors only of adapte
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from weighbridge.adapters import (
     adapter_folder,
@@ -21,10 +22,21 @@ from weighbridge.adapters import (
     trainer,
 )
 from weighbridge.adapters.draft import Draft
+from weighbridge.adapters.families import (
+    deepspeed,
+    distributed,
+    foreign,
+    gguf_files,
+    image_lora,
+    mlx,
+    pipeline,
+    ranks,
+    torch_files,
+)
 from weighbridge.adapters.inspection import Inspection
 from weighbridge.adapters.plan import JudgedFile, Named
 from weighbridge.adapters.reading import Place, Reader
-from weighbridge.adapters.whole import dead_link, file_name_unsafe, pointer_finding
+from weighbridge.adapters.whole import dead_link, file_name_unsafe, is_pointer, pointer_finding
 from weighbridge.registry import findings
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.refs import path_fault
@@ -71,16 +83,16 @@ def _without(tree: listing.Tree, below: Sequence[str]) -> listing.Tree:
 def _drafts(reader: Reader, path: Path, folders: Sequence[listing.Folder]) -> list[Draft]:
     """Return every artifact of the tree, judged, in walking order."""
     tree = reader.tree
-    known = {folder.relative for folder in folders}
     found: list[Draft] = []
     for folder in folders:
         place = Place(reader, folder.relative)
-        found.extend(_judge(part, place) for part in recognise.parts(place))
+        found.extend(_parts(place))
+    found += _zero_folders(reader, [d.place.folder for d in found])
     holders = {d.place.folder for d in found}
     for relative, folder in tree.folders.items():
         place = Place(reader, relative)
         name = _name(place, path)
-        if relative in known and relative in holders:
+        if relative in holders:
             continue
         state = trainer.is_trainer_folder(place.names, folder.dirs, name) or layout.TRAINER_STATE in place.names
         if state and not runs.under_staging(relative):
@@ -88,69 +100,60 @@ def _drafts(reader: Reader, path: Path, folders: Sequence[listing.Folder]) -> li
             if not inner and not layout.is_resume_folder(name):
                 found.append(_state_only(place))
     if not found:
-        found += [_judge(part, Place(reader, ".")) for part in recognise.parts(Place(reader, "."))]
+        found += _parts(Place(reader, "."))
     for draft in found:
         _trainer(draft, path)
     return found
 
 
-def _judge(part: recognise.Part, place: Place) -> Draft:
-    if part.kind == "adapter":
-        return adapter_folder.judge(place)
-    if part.kind == "model":
-        return model_folder.judge(place)
-    return _recognised(part, place)
+def _judge(part: recognise.Part, place: Place, *, several: bool = False) -> Draft:
+    if part.kind in _BY_FILE:
+        return _BY_FILE[part.kind](part, place, several)
+    return _BY_PLACE[part.kind](place)
 
 
-def _recognised(part: recognise.Part, place: Place) -> Draft:
-    """Return a draft for something that is known by name and not read yet."""
-    draft = Draft(place, part.artifact, None, Named(root=place.folder))
-    files = list(part.files) or [f for f in place.names.values() if layout.is_weights_name(f.name)]
-    if part.kind == "pipeline":
-        below = place.reader.tree.below(place.folder).values()
-        files = [f for f in below if layout.is_weights_name(f.name) and not f.name.endswith(".index.json")]
-    for file in files:
-        if recognise.is_pointer(place, file):
-            draft.findings.append(pointer_finding(file, place.reader))
-        elif file.link is not None:
-            draft.findings.append(dead_link(file.path, file.link))
-        elif file.size == 0:
-            draft.findings.append(
-                findings.finding(
-                    "file-empty", file.path, f"{file.path}: the file is empty (0 bytes)", file=file.path, file_bytes=0
-                )
-            )
-    config = place.table(layout.ADAPTER_CONFIG)
-    if part.kind == "mlx-adapter" and config is not None:
-        draft.config = config
-        draft.facts |= recognise.mlx_facts(config)
-        if not files:
-            path = place.path("adapters.safetensors")
-            draft.add(
-                {"missing_files": [path]},
-                [
-                    findings.finding(
-                        "weights-missing",
-                        path,
-                        f"{path} is missing: the config alone is no adapter",
-                        missing_files=[path],
-                    )
-                ],
-            )
-    if files and not draft.findings:
-        kind = place.reader.container(files[0])
-        draft.facts["container"] = kind
-        draft.findings.append(model_folder.not_handled(files, part.artifact))
-    elif not draft.findings:
-        draft.findings.append(
-            findings.finding(
-                "container-not-handled",
-                place.folder,
-                f"{part.artifact}: recognised and not handled yet by this version",
-                severity="block",
-            )
-        )
-    return draft
+_BY_PLACE: Final[dict[str, Callable[[Place], Draft]]] = {
+    "adapter": adapter_folder.judge,
+    "mlx": mlx.judge,
+    "model": model_folder.judge,
+    "pipeline": pipeline.judge,
+    "megatron": ranks.judge_megatron,
+    "distributed": distributed.judge,
+}
+_BY_FILE: Final[dict[str, Callable[[recognise.Part, Place, bool], Draft]]] = {
+    "torch": lambda part, place, several: torch_files.judge(place, part.files[0], several=several),
+    "ranks": lambda part, place, _: ranks.judge(place, part.files),
+    "gguf": lambda part, place, several: gguf_files.judge(place, part.files, several=several),
+    "byte-parts": lambda part, place, _: gguf_files.judge_parts(place, part.artifact, part.files),
+    "image-lora": lambda part, place, several: image_lora.judge(
+        place, part.files[0], several=several, copies=tuple(f.path for f in part.files[1:])
+    ),
+    "foreign": lambda part, place, _: foreign.judge(place, part.artifact, part.files),
+}
+
+
+def _parts(place: Place) -> list[Draft]:
+    """Return everything in one folder, judged; the newest first where there are several of a kind."""
+    parts = recognise.parts(place)
+    drafts = [_judge(part, place, several=len(parts) > 1) for part in parts]
+    if len(drafts) > 1 and all(draft.alone for draft in drafts):
+        drafts.sort(key=lambda draft: -1 if draft.step is None else draft.step, reverse=True)
+    return drafts
+
+
+def _zero_folders(reader: Reader, holders: Sequence[str]) -> list[Draft]:
+    """Return the DeepSpeed folders without exported weights: of any other, the rank files only serve to go on."""
+    drafts: list[Draft] = []
+    for relative in reader.tree.folders:
+        place = Place(reader, relative)
+        parents = {relative, *runs.parents(relative)} if relative != "." else {"."}
+        taken = {*holders, *(d.place.folder for d in drafts)}
+        if runs.under_staging(relative) or taken & parents or not deepspeed.tags(place):
+            continue
+        prefix = "" if relative == "." else relative + "/"
+        if not any(holder.startswith(prefix) for holder in holders if holder != "."):
+            drafts.append(deepspeed.judge(place))
+    return drafts
 
 
 def _state_only(place: Place) -> Draft:
@@ -185,14 +188,14 @@ def _trainer(draft: Draft, path: Path) -> None:
     if draft.trainer:
         facts, found = trainer.judge(place, name)
         draft.add(facts, found)
-        draft.step = facts.get("step")
+        draft.step = facts.get("step") if facts.get("step") is not None else draft.step
         tag = facts.get("latest_tag") or (facts.get("tags") or [None])[-1]
         whole = not any(f.code in {"rank-state-missing", "latest-tag-missing"} for f in found)
         if draft.facts.get("empty_tensors") and tag in dirs and whole:
             draft.facts["recoverable_from"] = place.path(str(tag))
         return
     draft.add(*trainer.best(place))
-    draft.step = trainer.step_of_place(place, name)
+    draft.step = draft.step if draft.step is not None else trainer.step_of_place(place, name)
     if draft.step is None and place.folder != ".":
         parent = place.folder.rpartition("/")[0] or "."
         above = Place(place.reader, parent)
@@ -296,7 +299,7 @@ def _unusable(draft: Draft, one: JudgedFile) -> list[Finding]:
     fault = path_fault(inner)
     if fault is not None:
         return [file_name_unsafe(one.path, fault)]
-    if recognise.is_pointer(place, file):
+    if is_pointer(file, place.reader):
         return [pointer_finding(file, place.reader)]
     told = {f.subject for f in draft.findings}
     if file.path in told or one.role == plan.CARD_ROLE:

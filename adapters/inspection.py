@@ -44,6 +44,12 @@ class Artifact(Value, frozen=True):
     needs_code: bool = False
     """Its config names Python files (auto_map) without which it cannot be loaded."""
 
+    file: str | None = None
+    """The one file that this is about, where several like it share the folder."""
+
+    convert: list[str] = msgspec.field(default_factory=list)
+    """Torch pickles among the files that would be published: their tensors are, as safetensors."""
+
     sources: dict[str, str] = msgspec.field(default_factory=dict)
     """Files whose bytes lie elsewhere than under `root` (a Hub cache written without links), with the real place."""
 
@@ -81,6 +87,7 @@ def document(inspection: Inspection) -> dict[str, Any]:
 def _short(one: Artifact) -> dict[str, Any]:
     return {
         "artifact_root": one.relative,
+        **({"file": one.file} if one.file is not None else {}),
         "artifact": one.artifact,
         "kind": one.kind,
         "outcome": one.outcome,

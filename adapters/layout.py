@@ -39,8 +39,15 @@ _STAGING = re.compile(
 _IN_PROGRESS = (".incomplete", ".part", ".partial", ".tmp", ".crdownload", ".aria2", ".filepart", ".download")
 _VARIANT = re.compile(r"\.(?:fp16|fp32|bf16|fp8|int8|non_ema|ema)\.[a-z]+$")
 _RNG_RANK = re.compile(r"rng_state_([0-9]+)\.pth")
-_MODEL_PICKLE = re.compile(r"pytorch_model(?:[-.][\w.-]+)?\.bin(?:\.index\.json)?|model-[0-9]+-of-[0-9]+\.bin")
+_MODEL_PICKLE = re.compile(
+    r"(?:diffusion_)?pytorch_model(?:[-.][\w.-]+)?\.bin(?:\.index\.json)?|model-[0-9]+-of-[0-9]+\.bin"
+)
 _TAG = re.compile(r"global_step[0-9]+")
+_RANK_FOLDER = re.compile(r"mp_rank_[0-9]{2,3}(?:_[0-9]{3}){0,2}")
+_BYTE_PART = re.compile(
+    r"(?P<whole>.+\.(?:gguf|safetensors|bin|pt|pth|ckpt|onnx))(?P<mark>\.part-?|-split-|\.split-?|\.)"
+    r"(?P<i>[0-9]{1,4}|[a-z]{1,3})(?:of(?P<n>[0-9]{1,4}))?"
+)
 
 _RESUME_NAMES: Final = frozenset(
     {
@@ -68,7 +75,8 @@ _RESUME_PATTERNS = re.compile(
     r"(?:optimizer|optim|scheduler|scaler|sampler|dl_state_dict|custom_checkpoint|dataloader)(?:_[0-9]+)?\.(?:pt|bin|pth|pkl)"
     r"|rng_state(?:_[0-9]+)?\.pth|random_states_[0-9]+\.pkl|rank[0-9]+-of-[0-9]+-optimizer\.pt"
     r"|(?:optimizer|scheduler|training_state|trainer_state|recipe_state|rng)[-_.].*\.(?:pt|pth|bin|pkl|th)"
-    r"|.*_optim_states\.pt|.*_model_states\.pt|.*\.distcp"
+    r"|.*_optim_states\.pt|.*_model_states\.pt|.*\.distcp|\.metadata"
+    r"|(?:optim|extra_state|optimizer)_world_size_[0-9]+_rank_[0-9]+\.pt"
 )
 _RESUME_FOLDERS = re.compile(r"global_step[0-9]+|optimizer(?:_[0-9]+)?|recipe_state|optim|rng|dataloader|train_state")
 _OTHER_FORMS: Final = frozenset(
@@ -103,7 +111,7 @@ def is_weights_name(name: str) -> bool:
     """Return whether a file may hold weights, or names the shards that do; resume-only files do not count."""
     if name.endswith(_INDEX_SUFFIX):
         return name.endswith((".safetensors.index.json", ".bin.index.json"))
-    return name.endswith(_WEIGHT_SUFFIXES) and not is_resume_name(name)
+    return (name.endswith(_WEIGHT_SUFFIXES) and not is_resume_name(name)) or byte_part(name) is not None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -120,6 +128,16 @@ def is_trainer_name(name: str) -> bool:
 def is_resume_folder(name: str) -> bool:
     """Return whether a folder of this name holds optimizer and rank state of the checkpoint around it."""
     return _RESUME_FOLDERS.fullmatch(name) is not None
+
+
+def is_rank_folder(name: str) -> bool:
+    """Return whether Megatron names a rank's folder like this: `mp_rank_00`, `mp_rank_01_003`."""
+    return _RANK_FOLDER.fullmatch(name) is not None
+
+
+def is_sharded_state(names: Collection[str]) -> bool:
+    """Return whether a folder holds a torch distributed checkpoint, by its names."""
+    return ".metadata" in names or any(name.endswith(".distcp") for name in names)
 
 
 def is_form_name(name: str) -> bool:
@@ -167,6 +185,49 @@ def shard_of(name: str) -> tuple[str, int, int, str] | None:
     """Return (stem, i, n, suffix) of `stem-0000i-of-0000n.suffix`, else None."""
     match = _SHARD.fullmatch(name)
     return (match["stem"], int(match["i"]), int(match["n"]), match["suffix"]) if match else None
+
+
+def byte_part(name: str) -> str | None:
+    """Return the name of the file that this one is a byte part of (`x.gguf.part1of2`, `x.gguf.part-aa`), else None."""
+    match = _BYTE_PART.fullmatch(name)
+    if match is None or (match["mark"] == "." and not (match["i"].isdigit() and len(match["i"]) == 3)):
+        return None
+    return match["whole"]
+
+
+def missing_byte_parts(names: Collection[str]) -> list[str]:
+    """Return the byte parts of one file that its parts' names tell of and that are not there."""
+    found = [match for name in names if (match := _BYTE_PART.fullmatch(name)) is not None]
+    if not found:
+        return []
+    first = found[0]
+    if first["i"].isdigit():
+        have = {int(match["i"]) for match in found if match["i"].isdigit()}
+        start = 0 if 0 in have and not first["n"] else 1
+        count = int(first["n"]) if first["n"] else max(have) + 1 - start
+        tail = f"of{first['n']}" if first["n"] else ""
+        width = len(first["i"])
+        return [
+            f"{first['whole']}{first['mark']}{i:0{width}d}{tail}" for i in range(start, start + count) if i not in have
+        ]
+    width = len(first["i"])
+    have = {_of_letters(match["i"]) for match in found}
+    return [f"{first['whole']}{first['mark']}{_letters(i, width)}" for i in range(max(have) + 1) if i not in have]
+
+
+def _of_letters(text: str) -> int:
+    value = 0
+    for letter in text:
+        value = value * 26 + ord(letter) - 97
+    return value
+
+
+def _letters(value: int, width: int) -> str:
+    text = ""
+    for _ in range(width):
+        value, rest = divmod(value, 26)
+        text = chr(97 + rest) + text
+    return text
 
 
 def is_variant_name(name: str) -> bool:

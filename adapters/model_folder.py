@@ -5,21 +5,22 @@ from typing import Any, Final
 
 import msgspec
 
-from weighbridge.adapters import fit, layout, quantization, recognise, shards, torch_weights, values, weights
+from weighbridge.adapters import fit, layout, quantization, shards, torch_weights, values, weights
 from weighbridge.adapters.draft import Draft, read_json
-from weighbridge.adapters.families import pickled
+from weighbridge.adapters.families import foreign, pickled
 from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.weights import WeightSet
-from weighbridge.adapters.whole import file_findings, pointer_finding, some
+from weighbridge.adapters.whole import file_findings, some
 from weighbridge.registry import findings
 
 VALUES_LIMIT: Final = 256 << 20
 """Bytes of weights up to which every value of a whole model is looked at; beyond, headers alone are read."""
 
+_FOREIGN: Final = (".h5", ".msgpack", ".ot", ".onnx", ".tflite")
 _OTHER_FORMS: Final = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot")
 
 
@@ -32,7 +33,7 @@ def judge(place: Place) -> Draft:
     draft.config_path = place.path(layout.MODEL_CONFIG)
     beside = place.table("quantize_config.json")
     packing = quantization.of(config or {}, beside)
-    pickles = recognise.pickled_weights(place)
+    pickles = pickled.named(place)
     from_pickles = found is None and bool(pickles)
     if from_pickles:
         found = pickled.weight_set(place)
@@ -61,6 +62,8 @@ def judge(place: Place) -> Draft:
         _compare(draft, found, lying)
     _copies(draft, copies)
     _parts(draft)
+    if found is None and draft.named.weights:
+        return draft
     draft.named = Named(
         root=place.folder,
         weights=(*(found.files if found is not None else ()), *draft.facts.pop("_parts", ())),
@@ -90,6 +93,8 @@ def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization 
     invalid = sum(1 for f in found.findings if f.code == "tensor-invalid")
     counted["tensor_count"] += invalid
     draft.weights = summary
+    if not found.tensors and not found.sound:
+        counted = dict.fromkeys(counted)  # nothing could be read: how many there are is not known
     draft.add({**counted, **found.facts}, found.findings)
     if quantized:
         draft.artifact, draft.kind = "quantized", "quantized"
@@ -191,26 +196,25 @@ def _compare(draft: Draft, found: WeightSet, lying: list[File]) -> None:
         draft.findings.append(pickled.disagree([found.files[0], lying[0].path]))
 
 
-def not_handled(files: list[File], what: str) -> Any:
-    """Return the finding for a container that is recognised and not read yet."""
-    return findings.finding(
-        "container-not-handled",
-        files[0].path,
-        f"{some(f.path for f in files)}: {what}, recognised and not handled yet by this version",
-        "convert the weights to safetensors",
-        severity="block",
-    )
+def _foreign(place: Place) -> list[File]:
+    """Return the same model's files for other frameworks, in the folder or in folders named after their form."""
+    tree = place.reader.tree
+    found = [f for n, f in sorted(place.names.items()) if n.endswith(_FOREIGN)]
+    for name in tree.folders[place.folder].dirs:
+        if layout.is_form_name(name):
+            found += [f for f in tree.below(place.path(name)).values() if layout.is_weights_name(f.name)]
+    return found
 
 
 def _no_weights(draft: Draft) -> None:
     path = draft.place.path(layout.MODEL_WEIGHTS)
-    foreign = recognise.foreign_weights(draft.place)
-    if foreign:
-        pointers = [f for f in foreign if recognise.is_pointer(draft.place, f)]
-        draft.findings.extend(pointer_finding(f, draft.place.reader) for f in pointers)
-        rest = [f for f in foreign if f not in pointers]
-        if rest:
-            draft.findings.append(not_handled(rest, "weights of another framework"))
+    files = tuple(_foreign(draft.place))
+    if files:
+        draft.kind = None
+        if not foreign.onnx(draft, files):
+            foreign.take(draft, files)
+            if not any(f.severity == "block" for f in draft.findings):
+                draft.findings.append(foreign.recorded(files, "weights of another framework"))
         return
     draft.add(
         {"missing_files": [path], "missing_tensors": []},

@@ -118,6 +118,8 @@ class Named(NamedTuple):
     slices: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     """Python files that the config's auto_map needs."""
+    parts: tuple[str, ...] = ()
+    """Folders of a pipeline's components, whose configs and tokenizers belong to it."""
 
 
 def judge_files(files: Mapping[str, File], artifacts: Iterable[Named]) -> list[JudgedFile]:
@@ -163,4 +165,9 @@ def _judge(path: str, owners: list[Named], deepest: list[Named]) -> tuple[str, s
         role, reason = role_of(path)
         return role, reason or "not-on-allow-list"
     root = deepest[0].root
-    return role_of(path if root == "." else path.removeprefix(root + "/"))
+    inner = path if root == "." else path.removeprefix(root + "/")
+    part, _, below = inner.partition("/")
+    if below and "/" not in below and any(part in artifact.parts for artifact in deepest):
+        role, reason = role_of(below)
+        return (role, reason) if role != CARD_ROLE else ("other", "not-on-allow-list")
+    return role_of(inner)

@@ -1,6 +1,5 @@
 """Where a model came from, gathered from what lies on disk; a fact that does not is absent, never guessed."""
 
-import hashlib
 import os
 import pwd
 from collections.abc import Mapping
@@ -87,13 +86,6 @@ def redact(provenance: Provenance, *, keep_paths: bool, declared_owner: str | No
         packages=_public(provenance.packages),
         purpose=_public({"purpose": provenance.purpose}).get("purpose"),
     )
-
-
-def run_facts(project: str, name: str, root: Path, first_seen: str, sidecar: Sidecar | None = None) -> RunFacts:
-    """Return the identity of a run: the sidecar's id, else a digest of its folder and when it was first seen."""
-    own = sidecar.id if sidecar else None
-    digest = hashlib.sha256(os.fsencode(root) + b"\0" + first_seen.encode()).hexdigest()
-    return RunFacts(project=project, name=name, id=own or digest)
 
 
 def owner_of(folder: Path) -> str | None:

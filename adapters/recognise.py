@@ -1,27 +1,26 @@
-"""What may be in one folder, by names, configs and containers: adapter, model, pipeline, or something not read yet."""
+"""What may be in one folder, by names, configs and containers: adapter, model, pipeline, torch files, GGUF, others."""
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from weighbridge.adapters import layout, peft_config
+from weighbridge.adapters import keys, layout
+from weighbridge.adapters.families import distributed, gguf_files, image_lora, mlx, pipeline, ranks
 from weighbridge.adapters.formats import sniff
+from weighbridge.adapters.formats.protocol import Directory
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.reading import Place
 
-PartKind = Literal["adapter", "mlx-adapter", "model", "pipeline", "container"]
-_CONTAINER_ARTIFACTS: Final = {
-    "gguf": "gguf",
-    "ggml-legacy": "ggml",
-    "torch-zip": "ckpt",
-    "torch-legacy": "ckpt",
-    "pickle": "ckpt",
-    "torchscript": "torchscript",
-    "onnx": "onnx",
-    "tflite": "tflite",
-    "hdf5": "hdf5",
-    "npz": "npz",
-}
-_FOREIGN: Final = (".h5", ".msgpack", ".ot", ".onnx", ".tflite", ".gguf")
+PartKind = Literal[
+    "adapter", "mlx", "model", "pipeline", "torch", "ranks", "megatron", "distributed", "gguf", "byte-parts",
+    "image-lora", "foreign",
+]  # fmt: skip
+_FOREIGN_KINDS: Final = frozenset((
+    "onnx", "tflite", "hdf5", "npz", "ggml-legacy", "coreml", "ncnn", "tensorrt-engine", "executorch", "flax-msgpack",
+    "keras", "torch-export", "torchserve", "npy", "tar", "coreml-package",
+))  # fmt: skip
+_FOREIGN_LABELS: Final = {"ggml-legacy": "ggml"}
+_FOREIGN: Final = (".h5", ".msgpack", ".ot", ".onnx", ".tflite")
+_TORCH_NAMES: Final = (".ckpt", ".pth", ".pt", ".th", ".bin", ".pkl")
+_ABSENT: Final = frozenset({"lfs-pointer", "empty", "dead-link", "link-text", "unreadable"})
 
 
 class Part(NamedTuple):
@@ -39,18 +38,18 @@ def parts(place: Place) -> list[Part]:
     config = place.table(layout.ADAPTER_CONFIG)
     has_config = layout.ADAPTER_CONFIG in names
     adapter_files = [n for n in (layout.ADAPTER_WEIGHTS, *layout.ADAPTER_PICKLES) if n in names]
-    mlx = (
-        config is not None and "peft_type" not in config and ("fine_tune_type" in config or "lora_parameters" in config)
-    )
-    if mlx:
-        found.append(Part("mlx-adapter", "mlx-lora"))
+    if mlx.is_config(config):
+        found.append(Part("mlx", "mlx-lora"))
     elif has_config or adapter_files:
         found.append(Part("adapter", "lora-adapter"))
-    pipeline = place.table(layout.PIPELINE_CONFIG)
-    if pipeline is not None and "_class_name" in pipeline:
+    if pipeline.is_pipeline(place.table(layout.PIPELINE_CONFIG)):
         found.append(Part("pipeline", "full-model"))
     elif _is_model(place, adapter=bool(found)):
         found.append(Part("model", "full-model"))
+    if not found and distributed.is_here(names):
+        return [Part("distributed", "ckpt-dcp")]
+    if not found and ranks.is_megatron(place.reader.tree.folders[place.folder].dirs):
+        return [Part("megatron", "megatron")]
     return found or _containers(place)
 
 
@@ -70,69 +69,59 @@ def _is_model(place: Place, *, adapter: bool) -> bool:
     return bool(plain or shards) or not own
 
 
-def pickled_weights(place: Place) -> list[File]:
-    """Return the torch pickles of a model folder that hold weights by their names."""
-    return [f for n, f in sorted(place.names.items()) if layout.is_model_pickle(n)]
-
-
-def foreign_weights(place: Place) -> list[File]:
-    """Return the same model's files for other frameworks, in the folder or in folders named after their form."""
-    tree = place.reader.tree
-    found = [f for n, f in sorted(place.names.items()) if n.endswith(_FOREIGN)]
-    for name in tree.folders[place.folder].dirs:
-        if layout.is_form_name(name):
-            found += [f for f in tree.below(place.path(name)).values() if layout.is_weights_name(f.name)]
-    return found
-
-
 def _containers(place: Place) -> list[Part]:
-    """Return one part per kind of container among the files that may hold weights."""
-    groups: dict[str, list[File]] = {}
-    for name, file in sorted(place.names.items()):
-        if not layout.is_weights_name(name):
-            continue
-        if name.endswith(".distcp"):
-            groups.setdefault("ckpt-dcp", []).append(file)
-            continue
+    """Return the parts of a folder without a config: each torch file, each GGUF, each LoRA file, by content."""
+    names = {n: f for n, f in sorted(place.names.items()) if layout.is_weights_name(n)}
+    parts: list[Part] = []
+    cut: dict[str, list[File]] = {}
+    for name in list(names):
+        whole = layout.byte_part(name)
+        if whole is not None:
+            cut.setdefault(whole, []).append(names.pop(name))
+    for files in ranks.groups({n: f for n, f in names.items() if n.endswith(_TORCH_NAMES)}).values():
+        ordered = tuple(files[i] for i in sorted(files))
+        parts.append(Part("ranks", "rank-sharded", ordered))
+        for file in ordered:
+            names.pop(file.name)
+    gguf: dict[str, File] = {}
+    models: list[File] = []
+    loras: list[File] = []
+    foreign: dict[str, list[File]] = {}
+    for name, file in names.items():
         kind = place.reader.container(file)
-        if kind == "safetensors":
-            groups.setdefault(_safetensors_dialect(place, file), []).append(file)
-        elif kind in _CONTAINER_ARTIFACTS:
-            groups.setdefault(_CONTAINER_ARTIFACTS[kind], []).append(file)
-        elif kind in {"lfs-pointer", "empty", "dead-link"} or name.endswith(
-            (".safetensors", ".ckpt", ".gguf", ".pth", ".pt")
-        ):
-            groups.setdefault("full-model" if name.endswith(".safetensors") else "ckpt", []).append(file)
-    kinds: dict[str, PartKind] = {"full-model": "model", "lora-adapter": "adapter"}
-    return [Part(kinds.get(artifact, "container"), artifact, tuple(files)) for artifact, files in groups.items()]
+        if kind == "gguf" or (kind in _ABSENT and name.endswith(".gguf")):
+            gguf[name] = file
+        elif kind == "safetensors":
+            if not name.endswith(".safetensors"):  # loaders go by the name and fail
+                parts.append(Part("torch", "ckpt", (file,)))
+            else:
+                (loras if image_lora.dialect(place.reader.header(file).tensors) else models).append(file)
+        elif kind in sniff.PICKLED:
+            if not _is_side_pickle(place, file):
+                parts.append(Part("torch", "ckpt", (file,)))
+        elif kind in _FOREIGN_KINDS or name.endswith((".onnx", ".tflite", ".engine", ".plan")):
+            foreign.setdefault(_FOREIGN_LABELS.get(kind, kind), []).append(file)
+        elif name.endswith(".safetensors"):
+            models.append(file)
+        elif kind in _ABSENT or name.endswith((".ckpt", ".pth", ".pt")):
+            parts.append(Part("torch", "ckpt", (file,)))
+    copies = image_lora.step_copies(loras)
+    parts += [Part("gguf", "gguf", group) for group in gguf_files.sets(gguf)]
+    parts += [Part("byte-parts", whole, tuple(files)) for whole, files in cut.items()]
+    for file in loras:
+        if file.path not in copies:
+            mine = tuple(other for other in loras if copies.get(other.path) == file.path)
+            parts.append(Part("image-lora", "diffusers-lora", (file, *mine)))
+    if models:
+        peft = any(keys.is_lora(place.reader.header(f).tensors) for f in models)
+        parts.append(Part("adapter", "lora-adapter") if peft else Part("model", "full-model", tuple(models)))
+    parts += [Part("foreign", kind, tuple(files)) for kind, files in foreign.items()]
+    return parts
 
 
-def _safetensors_dialect(place: Place, file: File) -> str:
-    """Return what a lone safetensors file is by its keys: an image LoRA of some tool, or a model without a config."""
-    names = place.reader.header(file).tensors.keys()
-    if any(n.startswith(("lora_unet_", "lora_te", "lora_transformer_")) for n in names):
-        return "kohya-lora"
-    lora = any(
-        ".lora_A." in n or ".lora_B." in n or ".lora_down." in n or ".lora.up." in n or ".lora_up." in n for n in names
-    )
-    if lora and not any(n.startswith("base_model.") for n in names):
-        return "diffusers-lora"
-    return "lora-adapter" if lora else "full-model"
-
-
-def is_pointer(place: Place, file: File) -> bool:
-    """Return whether a Git LFS pointer stands in for a file."""
-    return file.link is None and file.size < sniff.HEAD and place.reader.container(file) == "lfs-pointer"
-
-
-def mlx_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an MLX-LM adapter config states; its `scale` is the factor itself, not an alpha."""
-    table = config.get("lora_parameters")
-    lora = table if isinstance(table, dict) else {}
-    base = config.get("model")
-    return {
-        "rank": peft_config.number(lora.get("rank")),
-        "alpha": peft_config.number(lora.get("alpha")),
-        "scaling": peft_config.number(lora.get("scale")),
-        "base_model": base if isinstance(base, str) and base else None,
-    }
+def _is_side_pickle(place: Place, file: File) -> bool:
+    """Return whether a plain pickle holds no tensors at all: somebody's data, not weights."""
+    if not file.name.endswith(".pkl"):
+        return False
+    directory = place.reader.directory(file)
+    return isinstance(directory, Directory) and not directory.tensors and not directory.blocked

@@ -18,6 +18,9 @@ from weighbridge.registry.types import Finding
 SAME_LIMIT: Final = 1 << 30
 """Bytes up to which artifacts of one folder are compared by content."""
 
+_OWN_NAME: Final = frozenset({"deepspeed-zero", "ckpt-dcp", "megatron", "rank-sharded"})
+"""Artifacts that keep their name inside a trainer's folder."""
+
 _ADAPTERS: Final = frozenset({"lora-adapter", "peft-other"})
 _UNION: Final = (*LIST_FACTS, "local_paths", "secret_files", "extra_full_copies")
 
@@ -90,13 +93,14 @@ def assemble(
         facts = {**result.facts, **facts}
         if len(artifacts) > 1:
             facts |= _union(artifacts)
-            facts["artifacts"] = [a.relative for a in artifacts]
+            facts["artifacts"] = [a.file or a.relative for a in artifacts]
             facts.setdefault("missing_files", [])
         elif result.relative != ".":
             facts["artifact_root"] = result.relative
             _adapter_name(result, facts)
     if len([a for a in artifacts if a.step is not None]) > 1:
-        facts.setdefault("newest", _newest(artifacts).relative)
+        newest = _newest(artifacts)
+        facts.setdefault("newest", newest.file or newest.relative)
         if facts.get("distinct_runs", 1) > 1:
             facts["newest_by_step"] = facts.pop("newest")
     facts |= {
@@ -144,6 +148,8 @@ def _artifact(draft: Draft, own: list[JudgedFile]) -> Artifact:
         end_mark=draft.end_mark,
         resumable=draft.facts.get("resumable"),
         needs_code=draft.needs_code,
+        file=draft.alone,
+        convert=list(draft.convert),
         sources=_sources(draft, own),
     )
 
@@ -157,7 +163,7 @@ def _sources(draft: Draft, own: Iterable[JudgedFile]) -> dict[str, str]:
 
 
 def _prefixed(draft: Draft) -> str:
-    if not draft.trainer or draft.artifact == "trainer-checkpoint":
+    if not draft.trainer or draft.artifact == "trainer-checkpoint" or draft.artifact in _OWN_NAME:
         return draft.artifact
     if draft.kind is None:
         return "trainer-checkpoint"
@@ -180,6 +186,9 @@ def _label(artifacts: Sequence[Artifact], drafts: Sequence[Draft], waiting: Sequ
     if len(artifacts) == 1:
         return artifacts[0].artifact
     folders = {a.relative for a in artifacts}
+    names = {a.artifact for a in artifacts}
+    if len(folders) == 1 and len(names) == 1 and len({a.step for a in artifacts}) == 1:
+        return names.pop()  # several files of one kind side by side
     kinds = {a.kind for a in artifacts}
     if len(folders) == 1 and kinds == {"adapter", "model"}:
         return "full-model+adapter"
@@ -231,7 +240,7 @@ def _shared(artifacts: Sequence[Artifact], facts: dict[str, Any]) -> list[Findin
         by_folder.setdefault(artifact.relative, []).append(artifact)
     found: list[Finding] = []
     for folder, group in by_folder.items():
-        if len(group) < 2:
+        if len(group) < 2 or any(a.file is not None for a in group):
             continue
         kinds = sorted(a.artifact.removeprefix("trainer-checkpoint+") for a in group)
         kinds = ["lora-adapter" if k == "adapter" else k for k in kinds]
@@ -285,7 +294,12 @@ def _same(reader: Reader, artifacts: Sequence[Artifact], facts: dict[str, Any]) 
     """Find artifacts with the same content."""
     groups: dict[tuple[Any, ...], list[Artifact]] = {}
     for artifact in artifacts:
-        shape = tuple(sorted((_within(f.path, artifact.relative), f.size) for f in payload(artifact.files)))
+        shape = tuple(
+            sorted(
+                ("" if f.path == artifact.file else _within(f.path, artifact.relative), f.size)
+                for f in payload(artifact.files)
+            )
+        )
         if shape and artifact.kind is not None and any(f.role == "weights" for f in payload(artifact.files)):
             groups.setdefault(shape, []).append(artifact)
     found: list[Finding] = []
@@ -295,7 +309,7 @@ def _same(reader: Reader, artifacts: Sequence[Artifact], facts: dict[str, Any]) 
             continue
         by_content: dict[tuple[str, ...], list[str]] = {}
         for artifact in group:
-            by_content.setdefault(_content(reader, artifact), []).append(artifact.relative)
+            by_content.setdefault(_content(reader, artifact), []).append(artifact.file or artifact.relative)
         for same in by_content.values():
             if len(same) > 1:
                 facts["same_bytes"] = [*facts.get("same_bytes", []), *same]
@@ -321,9 +335,9 @@ def _within(path: str, root: str) -> str:
 
 def _content(reader: Reader, artifact: Artifact) -> tuple[str, ...]:
     try:
-        return tuple(sha256_file(Path(reader.tree.files[f.path].source)) for f in payload(artifact.files))
+        return tuple(sorted(sha256_file(Path(reader.tree.files[f.path].source)) for f in payload(artifact.files)))
     except OSError:
-        return (artifact.relative,)
+        return (artifact.file or artifact.relative,)
 
 
 def _adapter_name(artifact: Artifact, facts: dict[str, Any]) -> None:

@@ -61,6 +61,7 @@ def read(file: File, reader: Reader, *, key: str | None = None, whole_names: boo
     facts["container"] = directory.container
     facts["pickle_format"] = True
     if directory.container == "torchscript" or "object_classes" in directory.facts:
+        facts["tensor_count"] = len(directory.tensors)
         return Held(directory, None, {}, facts, found, sound=False)
     chosen = select(directory, key=key)
     sound = not directory.blocked

@@ -56,6 +56,11 @@ _FIXES: Final = {
 }
 
 
+def is_pointer(file: File, reader: Reader) -> bool:
+    """Return whether a Git LFS pointer stands in for a file."""
+    return file.link is None and file.size < sniff.HEAD and reader.container(file) == "lfs-pointer"
+
+
 def pointer_data(pointer: sniff.Pointer) -> dict[str, Any]:
     """Return the facts of a Git LFS pointer."""
     return {"pointer": True, "pointer_size": pointer.size, "pointer_sha256": pointer.sha256}

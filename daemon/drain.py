@@ -33,9 +33,12 @@ def begin(folders: Folders, store: JobStore, path: str) -> Asked:
             why=f"watched are {', '.join(folders.roots) or 'no folders'}",
             fix="name a folder under a watched root",
         )
-    store.unskip("reason = 'backfill' AND (path = ? OR path LIKE ? ESCAPE '\\')", [path, _like(path)])
+    for old in store.forget_old("path = ? OR path LIKE ? ESCAPE '\\'", [path, _like(path)]):
+        folders.reconsider(old)
+    # A scan that is under way may have passed the path already, so the one after it counts.
+    asked = Asked(path, {root: folders.roots[root].scanning + folders.roots[root].scans for root in inside})
     folders.request_scan(full=True)
-    return Asked(path, {root: folders.roots[root].scans for root in inside})
+    return asked
 
 
 def standing(folders: Folders, store: JobStore, asked: Asked) -> dict[str, Any]:
@@ -43,9 +46,10 @@ def standing(folders: Folders, store: JobStore, asked: Asked) -> dict[str, Any]:
     path = asked.path
     scanned = all(folders.roots[root].scans > count for root, count in asked.scans.items() if root in folders.roots)
     under, arguments = "(path = ? OR path LIKE ? ESCAPE '\\')", [path, _like(path)]
+    # Asked in the order in which a folder goes on while we ask: found, looked at and waited for, a job, done.
+    found = folders.unlooked(path)
     unfinished = [{"path": w.path, "reason": w.reason} for w in folders.unsettled(path)]
-    # What was found by the scan but not looked at yet has neither settled nor begun to wait.
-    unseen = [p for p in folders.unlooked(path) if not any(w["path"] == p for w in unfinished)]
+    unseen = [p for p in found if not any(w["path"] == p for w in unfinished)]
     jobs = [
         {"path": job.path, "state": job.shown, "reason": job.reason or job.state, "name": job.name}
         for job in store.jobs(f"state IN {ACTIVE} AND {under}", arguments)

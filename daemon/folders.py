@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from weighbridge.adapters import checkpoint, structure
@@ -28,6 +29,8 @@ KINDNESS: Final = 100.0
 _SOONEST: Final = 0.2
 _HURRY: Final = 0.5
 _DAY: Final = 86400.0
+_BIRTH: Final = 0.2
+"""Seconds that a process takes to begin; the kernel counts its age in ticks."""
 
 _log = logging.getLogger(__name__)
 
@@ -123,8 +126,20 @@ class RootState:
     at: float | None = None
     """Wall-clock time of the last scan, for people."""
     scans: int = 0
+    scanning: bool = False
+    """One is under way: what it has listed already may be older than a question that comes now."""
     wanted: bool = True
     full_wanted: bool = False
+
+
+def _born_ns() -> int:
+    """Return when this process began, in nanoseconds since 1970; now where the kernel does not tell."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        age = 0.0
+    return time.time_ns() - int(max(0.0, age - _BIRTH) * 1e9)
 
 
 @dataclass
@@ -139,6 +154,8 @@ class Folders:
     wait_limit: float = 86400.0
     exclude: tuple[str, ...] = ()
     clock: Callable[[], float] = time.monotonic
+    born_ns: int = field(default_factory=_born_ns)
+    """Since when we are here, by the clock of files: what changed later is not old."""
     roots: dict[str, RootState] = field(default_factory=dict)
     wake: threading.Event = field(default_factory=threading.Event)
     full_seconds: float | None = None
@@ -185,11 +202,11 @@ class Folders:
             self.full_scans += 1
         return self._next(now)
 
-    def look_all(self) -> None:
-        """Look at every folder now; for people who wait for an answer."""
-        for folder in list(self._folders.values()):
-            folder.next = float("-inf")
-        self.wake.set()
+    def first_look(self) -> None:
+        """Scan the roots that were never seen before, and set aside what stands there."""
+        for state in self.roots.values():
+            if self.ledger.first_scan(state.rule):
+                self._scan(state, full=True)
 
     def waiting(self) -> list[Waiting]:
         """Return the folders that are not finished, the longest waiting first."""
@@ -229,6 +246,7 @@ class Folders:
         folder = self._folders.get(path)
         if folder is not None:
             folder.settled, folder.seen, folder.next = None, None, float("-inf")
+            folder.last = float("-inf")
             self.wake.set()
 
     def mode(self, root: str) -> Mode:
@@ -236,6 +254,13 @@ class Folders:
         return self.hints.modes.get(root, Mode("scan"))
 
     def _scan(self, state: RootState, *, full: bool) -> None:
+        state.scanning = True
+        try:
+            self._scan_root(state, full=full)
+        finally:
+            state.scanning = False
+
+    def _scan_root(self, state: RootState, *, full: bool) -> None:
         state.wanted = state.full_wanted = False  # before the scan: what is asked from here on is for the next one
         active = {f.path for f in self._folders.values() if f.seen is not None}
         first = state.scans == 0
@@ -247,10 +272,10 @@ class Folders:
         if state.tree.missing:
             _log.warning("watched root is not there", extra={"root": state.tree.root})
             return
-        state.scans += 1
         if first and self.ledger.first_scan(state.rule):
             self._set_aside(state, scan)
         self._take(state, scan)
+        state.scans += 1  # once its folders can be asked for: whoever waits for a scan looks at them next
         for link in state.tree.followed:
             self.hints.follow(link)
         if scan.full and self.hints.short_of_watches(sum(len(s.tree.nodes) for s in self.roots.values())):
@@ -264,7 +289,7 @@ class Folders:
                 listing = state.tree.look(path)
             except OSError:
                 continue
-            if listing is not None:
+            if listing is not None and not any(f.ctime_ns > self.born_ns for f in listing.files):
                 standing[path] = (Known(listing.fingerprint, listing.shape), listing.size)
         self.ledger.baseline(state.rule, standing)
 

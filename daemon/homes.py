@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import types
 from weighbridge.registry.catalog import Catalog
-from weighbridge.registry.errors import UnreachableError, UsageError, WeighbridgeError
+from weighbridge.registry.errors import NotFoundError, UnreachableError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import feed
 from weighbridge.registry.flow.claims import Known
 from weighbridge.registry.flow.marker import open_registry
@@ -68,9 +68,49 @@ class Home:
             for _, event in taken:
                 event.set()
 
+    def confirm(self) -> None:
+        """See that the registry is still where it was: an unmounted folder must not become a new one.
+
+        Raises UnreachableError when its marker is gone or another's is there.
+        """
+        try:
+            found = open_registry(self.remote, create=False)
+        except NotFoundError as error:
+            raise _gone(self.name, self.settings) from error
+        _same(self.name, self.settings, self.registry.registry, found.registry)
+
     def sync(self) -> Report:
         """Bring what the daemon knows of this remote up to its feed."""
         return sync(self.remote, self.catalog)
+
+
+class Memory(Protocol):
+    """Who remembers across restarts which registry was seen where."""
+
+    def registry_at(self, url: str) -> str | None:
+        """Return the uuid of the registry that was seen at a URL."""
+        ...
+
+    def remember_registry(self, url: str, uuid: str) -> None:
+        """Remember a registry."""
+        ...
+
+
+def _same(name: str, settings: RemoteSettings, known: str, found: str) -> None:
+    if known != found:
+        raise UnreachableError(
+            f"another registry is where '{name}' was",
+            why=f"{settings.url} holds {found}, it was {known}",
+            fix="mount the right one; if the change is meant, give the remote another URL or a new state folder",
+        )
+
+
+def _gone(name: str, settings: RemoteSettings) -> UnreachableError:
+    return UnreachableError(
+        f"the registry '{name}' is gone",
+        why=f"{settings.url} holds no marker any more",
+        fix="mount it, or restore weighbridge.json; nothing is written there before",
+    )
 
 
 class Homes:
@@ -80,10 +120,14 @@ class Homes:
         self,
         settings: Mapping[str, RemoteSettings],
         catalog: Catalog,
+        memory: Memory,
         *,
         connect: Callable[[RemoteSettings], Remote] = lambda remote: open_remote(remote.url, settings=remote),
+        writer: str | None = None,
     ) -> None:
         self._settings = settings
+        self._memory = memory
+        self._writer = writer
         self._connect = connect
         self._catalog = catalog
         self._open: dict[str, Home] = {}
@@ -104,13 +148,26 @@ class Homes:
                 raise UsageError(f"there is no remote '{name}'", fix=f"add [remotes.{name}], or name another")
             remote = self._connect(settings)
             try:
-                registry = self.watched(name, lambda: open_registry(remote, create=True))
+                registry = self.watched(name, lambda: self._registry(name, settings, remote))
             except BaseException:
                 remote.close()
                 raise
             home = Home(name, settings, remote, registry, self._catalog.at(registry.registry))
             self._open[name] = home
             return home
+
+    def _registry(self, name: str, settings: RemoteSettings, remote: Remote) -> types.Registry:
+        """Return the registry of a remote; one is begun only where none was ever seen."""
+        known = self._memory.registry_at(settings.url)
+        try:
+            registry = open_registry(remote, create=known is None, writer=self._writer)
+        except NotFoundError as error:
+            raise _gone(name, settings) from error
+        if known is None:
+            self._memory.remember_registry(settings.url, registry.registry)
+        else:
+            _same(name, settings, known, registry.registry)
+        return registry
 
     def watched(self, name: str, call: Callable[[], Any]) -> Any:
         """Carry out a request and remember how the remote did."""

@@ -202,10 +202,11 @@ class Intake:
                 raise _refused(job, blocking)
             why = f"it holds {found.artifact or 'nothing'}, of which nothing can be published"
             return self._set_aside(job, "not-publishable", why)
-        for other in publishable[1:]:
-            self._store.split(job, other.kind or "")
+        # Of several files of one kind, such as Lightning's checkpoints, the first is the newest and stands for all.
+        for kind in dict.fromkeys(one.kind or "" for one in publishable[1:] if one.kind != publishable[0].kind):
+            self._store.split(job, kind)
         artifact = next((one for one in publishable if one.kind == job.part), publishable[0])
-        if len(publishable) > 1 and not job.part:
+        if len({one.kind for one in publishable}) > 1 and not job.part:
             job = self._store.advance(job, part=artifact.kind or "") or job
         waits = {f.code for f in artifact.findings if findings.CODES[f.code].waits}
         if waits - {"end-mark-missing"}:
@@ -317,7 +318,9 @@ class Intake:
         own = False
         if mode != "direct":
             try:
-                place = self._homes.get(rule.home).remote.stage(job.name or "", nonce)
+                home = self._homes.get(rule.home)
+                home.confirm()
+                place = home.remote.stage(job.name or "", nonce)
             except errors.UnreachableError as error:
                 self._homes.failed(rule.home, error)  # the bytes are kept here until it answers again
             if place is None:
@@ -336,11 +339,23 @@ class Intake:
         if place is not None:
             try:
                 return staging.stage(
-                    admission.files, place, mode=chosen, transform=admission.transform, reserve=reserve, progress=moved
+                    admission.files,
+                    place,
+                    mode=chosen,
+                    transform=admission.transform,
+                    made=admission.made,
+                    reserve=reserve,
+                    progress=moved,
                 )
             except errors.DiskFullError:
-                if not own or mode != "auto":
+                if not own or mode != "auto" or admission.made:
                     raise
+        if admission.made:
+            raise errors.DiskFullError(
+                "there is no room to convert torch pickles",
+                why="what is published of them is written to the staging folder first",
+                fix="raise [daemon] staging_max, or set staging = 'auto'",
+            )
         return staging.stage(admission.files, None, mode="direct", transform=admission.transform, progress=moved)
 
     def _fits(self, needed: int) -> bool:

@@ -104,13 +104,14 @@ class Runner:
     def attempt(self, job: Job) -> Job | None:
         """Carry out one step and turn whatever it raises into the job's next state."""
         try:
-            return self.advance(job)
+            try:
+                return self.advance(job)
+            except CutOffError:
+                return None
+            except errors.WeighbridgeError as error:
+                return self._failed(job, error)
         except sqlite3.Error:
             raise
-        except CutOffError:
-            return None
-        except errors.WeighbridgeError as error:
-            return self._failed(job, error)
         except Exception as error:  # noqa: BLE001 - a poison job must not stop the others
             return self._unforeseen(job, error)
 
@@ -144,6 +145,7 @@ class Runner:
 
     def _claim(self, job: Job) -> Job | None:
         home = self._home(job)
+        home.confirm()
         name, manifest = job.name or "", _sealed(job)
         known = home.known.setdefault(name, {})
         share = self._intake.shares(job)
@@ -237,6 +239,8 @@ class Runner:
                 return self._store.advance(
                     job, "settling", event="staged again", bundle=None, n=None, claim=None, attempts=job.attempts + 1
                 )
+            case errors.UsageError() | errors.NotFoundError() if error.data.get("remote"):
+                return self._wait(job, error, described)  # how a remote is set up, or a bucket that is not there
             case errors.NameTakenError() if error.data.get("kind"):
                 return self._rename(job, error)
             case errors.UnreachableError() | errors.DiskFullError() | errors.DeniedError() | errors.NotFinishedError():

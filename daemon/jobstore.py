@@ -24,8 +24,6 @@ ACTIVE: Final = ("settling", "staged", "sealed", "claimed", "uploading", "commit
 FRESH: Final[dict[str, Any]] = {"until": None, "attempts": 0, "unexpected": 0, "error": None, "reason": None}
 """What a job that is tried anew starts with."""
 
-CLOSED: Final = ("done", "blocked", "quarantined", "vanished", "superseded")
-
 
 class Job(types.Value, frozen=True):
     """One artifact of one folder on its way out; key is (path, part, fingerprint), after staging the content."""
@@ -297,6 +295,15 @@ class JobStore(Records):
         """Return what was set aside, by a condition of ours."""
         with self._catalog.immediate():
             return list(self._db.table("skipped").rows_where(where, list(arguments), order_by="path"))
+
+    def forget_old(self, where: str = "1", arguments: Sequence[Any] = ()) -> list[str]:
+        """Forget what was set aside at the first scan, so that the watch judges it anew; return the paths."""
+        with self.transaction():
+            paths = [str(row["path"]) for row in self.skipped(f"reason = 'backfill' AND ({where})", arguments)]
+            for path in paths:
+                self._catalog.link.execute("DELETE FROM skipped WHERE path = ?", (path,))
+                self._catalog.link.execute("DELETE FROM folders WHERE path = ?", (path,))
+            return paths
 
     def unskip(self, where: str, arguments: Sequence[Any] = ()) -> int:
         """Take up again what was set aside; return how many."""

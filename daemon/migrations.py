@@ -127,3 +127,14 @@ def deliveries_and_events(db: Database) -> None:
             detail TEXT
         )""")
     db.execute("CREATE INDEX events_name ON events (name, id)")
+
+
+@schema()
+def registries_seen(db: Database) -> None:
+    """Keep which registry was seen at a URL: an unmounted folder must not become a new one."""
+    db.execute("""
+        CREATE TABLE seen_registries (
+            url TEXT PRIMARY KEY,
+            uuid TEXT NOT NULL,
+            at REAL NOT NULL
+        ) WITHOUT ROWID""")

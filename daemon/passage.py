@@ -30,8 +30,8 @@ def once(settings: Settings, environ: Mapping[str, str], *, backfill: bool = Fal
     """
 
     def first(session: Session) -> None:
-        if backfill:
-            session.store.unskip("reason = 'backfill'")
+        for path in session.store.forget_old() if backfill else ():
+            session.folders.reconsider(path)
 
     return _work(settings, environ, first, lambda session: session.quiet())
 

@@ -30,7 +30,7 @@ def preview(settings: Settings, environ: Mapping[str, str], *, backfill: bool) -
         trees = {str(rule.root): Tree(str(rule.root), rule.ignore) for rule in settings.watch}
         rules = {str(rule.root): rule for rule in settings.watch}
         intake = Intake(
-            store, Homes(settings.remotes, catalog), rules, settings.remotes, settings.daemon,
+            store, Homes(settings.remotes, catalog, store), rules, settings.remotes, settings.daemon,
             host="", mountinfo=mounts.read_table(environ),
             look=lambda root, path: trees[root].look(path),
             below=lambda root, path: [p for p in trees[root].candidates if p.startswith(path + "/")],

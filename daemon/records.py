@@ -69,6 +69,17 @@ class Records:
                 "UPDATE bound SET published_at = ? WHERE home = ? AND name = ?", (at, home, name)
             )
 
+    def registry_at(self, url: str) -> str | None:
+        """Return the uuid of the registry that was seen at a URL."""
+        with self._catalog.immediate() as link:
+            row = link.execute("SELECT uuid FROM seen_registries WHERE url = ?", (url,)).fetchone()
+        return str(row[0]) if row else None
+
+    def remember_registry(self, url: str, uuid: str) -> None:
+        """Remember which registry was seen at a URL."""
+        with self.transaction():
+            self._db.table("seen_registries").upsert({"url": url, "uuid": uuid, "at": time.time()}, pk="url")
+
     # -- what people allowed, and what they read
 
     def allow(self, path: str, code: str, reason: str, who: str) -> None:

@@ -207,6 +207,9 @@ def _watch_findings(folders: Folders) -> list[Finding]:
         for path, why in list(held.tree.unreadable.items())[:LISTED]:
             fix = "let the daemon's user read it"
             found.append(findings.finding("folder-unreadable", path, f"{path} cannot be read: {why}", fix))
+        for path in held.tree.unnamed[:LISTED]:
+            fix = "rename it; what lies under it is not published"
+            found.append(findings.finding("folder-unreadable", path, f"the name of {path} is not UTF-8", fix))
     return found
 
 

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from weighbridge.adapters import checkpoint, layout, plan
 from weighbridge.adapters.listing import DEPTH_LIMIT, NEVER_ENTERED, ignored
 from weighbridge.daemon.settle import FileStat, Listing, listing
+from weighbridge.registry.refs import utf8
 
 _HOUR: Final = 3600.0
 _DAY: Final = 24 * _HOUR
@@ -49,6 +50,8 @@ class _Node:
     inside: bool = False
     """It belongs to the artifact above it: rank folders, other forms of the same model."""
     whole_model: bool = False
+    unnamed: tuple[str, ...] = ()
+    """Sub-folders whose names are no UTF-8, as they are shown: no database or manifest can hold such a path."""
     confirm: bool = True
     """It was listed once since it changed: a change within the same tick of the file system's clock may be hidden."""
     changed: float = 0.0
@@ -93,6 +96,11 @@ class Tree:
     def candidates(self) -> list[str]:
         """Every folder that may hold an artifact."""
         return [node.path for node in self.nodes.values() if node.candidate]
+
+    @property
+    def unnamed(self) -> list[str]:
+        """Every folder that is passed over because its name is no UTF-8, as it is shown."""
+        return [path for node in self.nodes.values() for path in node.unnamed]
 
     def is_candidate(self, path: str) -> bool:
         """Tell whether a folder was a candidate when it was listed last."""
@@ -273,13 +281,19 @@ class Tree:
         names: set[str] = set()
         children: list[str] = []
         links: list[str] = []
+        unnamed: list[str] = []
         for entry in listed:
             if not _is_dir(entry):
                 names.add(entry.name)
                 # What a link to nothing points at may appear any time, and this folder will not change by it.
                 node.confirm = node.confirm or (entry.is_symlink() and not os.path.exists(entry.path))
-            elif node.depth < DEPTH_LIMIT and not self._skipped(entry.path, entry.name):
+            elif node.depth >= DEPTH_LIMIT or self._skipped(entry.path, entry.name):
+                continue
+            elif (plain := utf8(entry.name)) != entry.name:
+                unnamed.append(f"{node.path}/{plain}")
+            else:
                 (links if entry.is_symlink() else children).append(entry.path)
+        node.unnamed = tuple(sorted(unnamed))
         node.mtime_ns, node.cost = status.st_mtime_ns, self.clock() - begun
         was = node.candidate
         self._classify(node, names)

@@ -86,7 +86,7 @@ class Session:
         daemon = settings.daemon
         table = mounts.read_table(self._environ)
         self.hints = Hints(threading.Event())
-        self.homes = Homes(settings.remotes, self._catalog)
+        self.homes = Homes(settings.remotes, self._catalog, self.store, writer=self._owner.daemon)
         own = [str(daemon.state), *(_folder_of(remote.url) for remote in settings.remotes.values())]
         self.folders = Folders(
             settings.watch,
@@ -127,10 +127,12 @@ class Session:
 
     def start(self, *, ear: bool) -> None:
         """Begin to watch and to work."""
+        self.hints.start(self.folders.roots, scan_only=self._scan_roots)
+        # What stands under a root that is new to us is old; nobody may be told that we are there before we know it.
+        self.folders.first_look()
         self._ear = ControlServer(self.settings.daemon.socket, self.ops()) if ear else None
         if self._ear is not None:
             self._ear.start()
-        self.hints.start(self.folders.roots, scan_only=self._scan_roots)
         self._owe_mirrors()
         self.upkeep.sweep_own()
         self.workers.start()

@@ -96,7 +96,9 @@ def open_database(state: Path) -> Opened:
     try:
         return Opened(*_open(path), [])
     except sqlite3.OperationalError as error:
-        raise cannot_write(error, path) from error
+        if is_about_the_disk(error):
+            raise cannot_write(error, path) from error
+        reason = str(error)  # words of the schema or values that cannot be read: nobody changes them but damage
     except sqlite3.DatabaseError as error:
         reason = str(error)
     kept = _move_aside(state, path)
@@ -126,6 +128,7 @@ def _open(path: Path) -> tuple[Catalog, JobStore]:
         whole = path.stat().st_size <= _CHECKED_WHOLE
         _check(catalog, whole=whole)
         store = JobStore(catalog)
+        _check_schema(catalog)
         store.jobs()  # every row's seal
     except BaseException:
         catalog.close()
@@ -137,6 +140,18 @@ def _check(catalog: Catalog, *, whole: bool) -> None:
     (verdict,) = catalog.link.execute(f"PRAGMA {'integrity_check' if whole else 'quick_check'}(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
+
+
+def _check_schema(catalog: Catalog) -> None:
+    """Compare the schema with that of a new database: SQLite does not notice a flipped bit in a column's name."""
+    fresh = Catalog.open(None, durable=False)
+    try:
+        JobStore(fresh)
+        sql = "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"
+        if catalog.link.execute(sql).fetchall() != fresh.link.execute(sql).fetchall():
+            raise sqlite3.DatabaseError("its schema is not what was written")
+    finally:
+        fresh.close()
 
 
 def cannot_write(error: sqlite3.Error, path: Path) -> WeighbridgeError:
@@ -158,10 +173,28 @@ def cannot_write(error: sqlite3.Error, path: Path) -> WeighbridgeError:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Tell a damaged database from one that merely cannot be written at the moment."""
+    """Tell a damaged database from one that merely cannot be written at the moment, and from a fault of ours."""
+    if isinstance(error, sqlite3.OperationalError):
+        return "malformed" in str(error)
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(
-        error, (sqlite3.OperationalError, sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
+        error, (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
     )
+
+
+def is_about_the_disk(error: sqlite3.OperationalError) -> bool:
+    """Tell whether SQLite complains of the world around the file rather than of what is in it."""
+    words = (
+        "full",
+        "readonly",
+        "unable to open",
+        "disk I/O",
+        "locked",
+        "busy",
+        "permission",
+        "too many",
+        "interrupted",
+    )
+    return any(word in str(error) for word in words)
 
 
 def _move_aside(state: Path, path: Path) -> Path:

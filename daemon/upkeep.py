@@ -1,6 +1,7 @@
 """What is done now and then: looking again at what was published, sweeping, keeping up with the feed."""
 
 import logging
+import os
 import shutil
 import time
 from contextlib import suppress
@@ -12,10 +13,18 @@ import msgspec
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.intake import STAGING
 from weighbridge.daemon.jobstore import ACTIVE, JobStore
-from weighbridge.registry.errors import UnreachableError, WeighbridgeError
+from weighbridge.registry import findings
+from weighbridge.registry.errors import (
+    DeniedError,
+    NotFoundError,
+    UnreachableError,
+    WeighbridgeError,
+    WithdrawnError,
+)
 from weighbridge.registry.flow.collect import collect
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.verify import verify_version
+from weighbridge.registry.types import Finding
 
 LEFTOVER_AFTER: Final = 2 * 86_400.0
 """Seconds after which what a dead publisher staged on a remote is swept."""
@@ -50,16 +59,29 @@ class Upkeep:
         for at, (home, name, n) in waiting[:1]:
             if time.time() - at < VERIFY_AGAIN_AFTER or home is None or name is None or n is None:
                 return
-            with suppress(UnreachableError):
-                found = verify_version(self._homes.get(home).remote, name, n).findings
+            with suppress(UnreachableError, DeniedError):
+                found = self._look_at(home, name, n)
                 self._store.verified(home, name, n, found)
                 for finding in found:
                     _log.error("a published version is damaged", extra={"ref": f"{name}@v{n}", "why": finding.message})
                     self._store.event("damaged", name=name, n=n, detail=finding.message)
 
+    def _look_at(self, home: str, name: str, n: int) -> list[Finding]:
+        """Return what is wrong with a version that was published; nothing is wrong with one that was taken back."""
+        try:
+            return verify_version(self._homes.get(home).remote, name, n).findings
+        except WithdrawnError:
+            return []
+        except NotFoundError as error:
+            why = f"{error.what}, though it was committed"
+            return [findings.finding("manifest-damaged", f"{name}@v{n}", why, "restore it from a copy of the remote")]
+
     def sweep(self) -> None:
         """Remove what dead publishers left: our own stages nobody refers to, theirs by age, claims by the rule."""
         self.sweep_own()
+        for place in self._needed():
+            with suppress(OSError):
+                os.utime(place)  # what a job of ours waits with is no leftover, however long its remote was away
         for name in sorted(self._names):
             with suppress(WeighbridgeError):
                 home = self._homes.get(name)
@@ -70,10 +92,14 @@ class Upkeep:
 
     def sweep_own(self) -> None:
         """Remove stages in our own folder that no job refers to."""
-        kept = set()
-        for job in self._store.jobs(f"state IN {(*ACTIVE, 'blocked', 'quarantined')} AND bundle IS NOT NULL"):
-            kept.add(msgspec.json.decode((job.bundle or "").encode(), type=Bundle).place)
+        kept = self._needed()
         with suppress(FileNotFoundError):
             for folder in (self._state / STAGING).iterdir():
                 if str(folder) not in kept and time.time() - folder.stat().st_mtime > 3600:
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def _needed(self) -> set[str]:
+        """Return the stage folders that jobs still need, wherever they lie."""
+        waiting = self._store.jobs(f"state IN {(*ACTIVE, 'blocked', 'quarantined')} AND bundle IS NOT NULL")
+        bundles = (msgspec.json.decode((job.bundle or "").encode(), type=Bundle) for job in waiting)
+        return {bundle.place for bundle in bundles if bundle.place is not None}

@@ -19,7 +19,7 @@ LINE_LIMIT: Final = 64 << 20
 def ask(path: str, op: str, args: dict[str, Any] | None = None, *, timeout: float = 5.0) -> Any:
     """Return the daemon's answer to one request.
 
-    Raises UnreachableError when no daemon answers at `path` within `timeout` seconds, and the daemon's own error otherwise.
+    Raises UnreachableError when no daemon answers at `path` within `timeout` seconds, and the daemon's own error.
     """
     request = json.dumps({"v": VERSION, "op": op, "args": args or {}}).encode() + b"\n"
     try:
@@ -45,11 +45,17 @@ def ask(path: str, op: str, args: dict[str, Any] | None = None, *, timeout: floa
         raise errors.UnreachableError(
             "the daemon does not answer", why=f"{path}: {error}", fix="registryd run --help"
         ) from error
-    if not line:
-        raise errors.UnreachableError("the daemon hung up", why=f"{path}: no answer", fix="look at its log")
-    answer = json.loads(line)
-    if answer.get("ok"):
-        return answer["result"]
+    if not line.endswith(b"\n"):  # it ended before its answer did
+        raise errors.UnreachableError("the daemon hung up", why=f"{path}: no whole answer", fix="look at its log")
+    try:
+        answer = json.loads(line)
+        ok, result = bool(answer["ok"]), answer.get("result")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise errors.UnreachableError(
+            "what answers is not the daemon", why=f"{path}: the answer is not one of ours", fix="see what listens there"
+        ) from error
+    if ok:
+        return result
     raise rebuild(answer.get("error") or {})
 
 

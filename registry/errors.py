@@ -231,11 +231,16 @@ def describe(error: WeighbridgeError) -> dict[str, Any]:
         "schema": "weighbridge/error/1",
         "code": error.code,
         "exit_code": error.exit_code,
-        "message": error.what,
-        "why": error.why,
-        "fix": error.fix,
-        "data": error.data,
+        "message": _utf8(error.what),
+        "why": _utf8(error.why),
+        "fix": _utf8(error.fix),
+        "data": {key: _utf8(value) for key, value in error.data.items()},
     }
+
+
+def _utf8(value: Any) -> Any:
+    """Spell out the bytes of a file name that are no UTF-8: databases hold errors, too."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") if type(value) is str else value
 
 
 def kinds() -> list[type[WeighbridgeError]]:

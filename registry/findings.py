@@ -31,7 +31,6 @@ CODES: Final[dict[str, Code]] = {
     "link-dangling": Code("block", "a file is a link to nothing", integrity=True),
     "suffix-lies": Code("block", "a file's content is not what its suffix says"),
     "json-damaged": Code("block", "a configuration file is not valid JSON", integrity=True),
-    "container-not-handled": Code("note", "a weights container this version recognises and does not read yet"),
     "weights-missing": Code("block", "a config without its weights", integrity=True),
     "config-missing": Code("block", "weights without the config that says how to use them", integrity=True),
     "no-artifact": Code("block", "nothing here can be published"),
@@ -177,6 +176,7 @@ CODES: Final[dict[str, Code]] = {
     "rank-files": Code("block", "the weights are in one file per rank and must be put together by their framework"),
     "iteration-missing": Code("warn", "a tracker file names an iteration that is not there"),
     "split-part-missing": Code("block", "a part of a split file is not there", integrity=True),
+    "byte-parts": Code("block", "a file that was cut into byte parts and must be joined first", integrity=True),
     "recorded-only": Code("note", "a container that is recorded with its facts and not published"),
     "lora-dialect-unknown": Code("block", "LoRA matrices under names that no known tool writes"),
     "keys-transposed": Code("note", "the factors are stored transposed, which other loaders do not know"),
@@ -207,6 +207,36 @@ CODES: Final[dict[str, Code]] = {
     "path-outside-bundle": Code("block", "a config names a file outside its own folder"),
     "sidecar-invalid": Code("block", "weighbridge.yaml cannot be read, so what it asks for is not known"),
     "sidecar-unknown-key": Code("warn", "weighbridge.yaml has a key that is not known"),
+    # what the Hub is known to refuse (registry/remotes/hub)
+    "hub-limit": Code("block", "a file or folder is beyond what the Hub takes", integrity=True),
+    "hub-card-refused": Code("block", "the Hub refuses the front matter of the card", integrity=True),
+    # merging (adapters/merge)
+    "merge-impossible": Code("block", "what the adapter computes cannot be expressed as weights", integrity=True),
+    "merge-not-streamed": Code("block", "this version does not merge such an adapter", integrity=True),
+    "merge-layers-replicated": Code("block", "one layer of the base stands for several of the adapter", integrity=True),
+    "merge-base-changed": Code("block", "the adapter belongs to a base that its start method changed", integrity=True),
+    "merge-base-quantized": Code("block", "a delta cannot be added to quantized weights", integrity=True),
+    "merge-base-format": Code("block", "base or adapter are no safetensors", integrity=True),
+    "merge-base-differs": Code("block", "the adapter's copy of a base tensor is not this base's", integrity=True),
+    "merge-base-other": Code("warn", "the adapter names another base, or another revision of it"),
+    "merge-bias-homeless": Code("block", "the base has no bias that could take the adapter's", integrity=True),
+    "merge-target-missing": Code("block", "the base has no tensor for a module of the adapter", integrity=True),
+    "merge-tensor-unused": Code("block", "nothing in the base takes a tensor of the adapter", integrity=True),
+    "merge-shape-mismatch": Code("block", "adapter and base have different shapes", integrity=True),
+    "merge-ambiguous": Code("block", "what a tensor of the adapter means is open", integrity=True),
+    "merge-vocabulary-torn": Code("block", "embedding and head would have different vocabularies", integrity=True),
+    "merge-vocabulary-grows": Code("warn", "the merged model has more embedding rows than the base"),
+    "merge-vocabulary-shrinks": Code("warn", "the merged model has fewer embedding rows than the base"),
+    "merge-tokenizer-missing": Code("block", "a changed vocabulary without its tokenizer", integrity=True),
+    "merge-tokenizer-beyond": Code("block", "the adapter's tokenizer emits ids without a row", integrity=True),
+    "merge-unties": Code("warn", "the merged model has a head of its own, the base had none"),
+    "merge-template-differs": Code("warn", "the chat template of the adapter is not the base's"),
+    "merge-eos-differs": Code("warn", "the adapter's tokenizer ends at another token than the base's"),
+    "merge-update-lost": Code("warn", "the precision of the result cannot hold the adapter's change"),
+    "merge-changes-nothing": Code("block", "the merged model would equal the base", integrity=True),
+    "merge-not-finite": Code("block", "the merge gives values that cannot be stored", integrity=True),
+    "merge-unproven": Code("block", "the written model is not what base and adapter add up to", integrity=True),
+    "merge-proven": Code("note", "copies and changed elements of a merged model were read again and proven"),
     # what the daemon finds (daemon/)
     "publish-refused": Code("block", "a step of the publication was refused; the message says by whom", integrity=True),
     "wait-limit": Code("block", "a folder did not become whole within the limit", integrity=True),
@@ -248,7 +278,15 @@ def strictest(outcomes: Iterable[Outcome]) -> Outcome:
 def finding(
     code: str, subject: str, message: str, fix: str | None = None, *, severity: Severity | None = None, **data: object
 ) -> Finding:
-    """Return a finding of a listed code with that code's usual severity. Raises KeyError for an unlisted code."""
+    """Return a finding of a listed code with that code's usual severity. Raises KeyError for an unlisted code.
+
+    Bytes of a file name that are no UTF-8 are spelled out: manifests and databases hold findings.
+    """
     return Finding(
-        code=code, severity=severity or CODES[code].severity, subject=subject, message=message, fix=fix, data=dict(data)
+        code=code,
+        severity=severity or CODES[code].severity,
+        subject=utf8(subject),
+        message=utf8(message),
+        fix=None if fix is None else utf8(fix),
+        data=dict(data),
     )

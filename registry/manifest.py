@@ -90,11 +90,21 @@ def parse_json(stored: bytes, what: str) -> Any:
 
 
 def seal(files: Iterable[types.FileEntry], facts: types.Facts) -> Manifest:
-    """Return the manifest of a bundle. Raises UsageError for unsafe or colliding paths or an unknown kind."""
+    """Return the manifest of a bundle. Raises UsageError for unsafe paths and an unknown kind, format or role."""
     entries = sorted(files, key=lambda f: f.path.encode())
     check_paths([f.path for f in entries])
     if facts.kind not in types.KINDS:
         raise UsageError(f"'{shown(facts.kind)}' is no kind", why=f"kinds are {', '.join(types.KINDS)}")
+    if facts.weights.format not in types.WEIGHT_FORMATS:
+        raise UsageError(
+            f"weights in {shown(facts.weights.format)} are not published",
+            why=f"formats are {', '.join(types.WEIGHT_FORMATS)}",
+        )
+    strange = next((f for f in entries if f.role not in types.ROLES), None)
+    if strange is not None:
+        raise UsageError(
+            f"'{shown(strange.role)}' of {shown(strange.path)} is no role", why=f"roles are {', '.join(types.ROLES)}"
+        )
     rendered = [f.path for f in entries if f.path in types.RENDERED_FILES]
     if rendered:
         raise UsageError(f"'{rendered[0]}' is rendered and cannot be payload")

@@ -38,6 +38,11 @@ def shown(text: str) -> str:
     )
 
 
+def utf8(text: str) -> str:
+    r"""Return a name from a folder as text that every file can hold: bytes that are no UTF-8 are spelled `\xff`."""
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def name_fault(name: str, *, room: int = 0) -> str | None:
     """Return what is wrong with a model name, or None. `room` characters are kept free for a suffix."""
     if not name:
@@ -102,6 +107,8 @@ def path_fault(path: str) -> str | None:
         return "it must be relative"
     if "\\" in path:
         return "it holds a backslash"
+    if any("\udc80" <= c <= "\udcff" for c in path):
+        return "it is not UTF-8"
     if not path.isprintable() or _BIDI.intersection(path):
         return "it holds a control or bidirectional character"
     if unicodedata.normalize("NFC", path) != path:
@@ -123,8 +130,9 @@ def check_paths(paths: list[str]) -> None:
         fault = path_fault(path)
         if fault:
             raise UsageError(f"'{shown(path[:200])}' is not a safe file path", why=fault, fix="rename the file")
-        other = folded.setdefault(path.casefold(), path)
-        if other != path or paths.count(path) > 1:
+        other = folded.get(path.casefold())
+        folded[path.casefold()] = path
+        if other is not None:
             raise UsageError(
                 f"'{shown(path)}' and '{shown(other)}' collide",
                 why="they differ by case alone or are the same",

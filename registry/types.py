@@ -89,7 +89,7 @@ class WeightsFacts(Value, frozen=True):
 
 
 class AdapterFacts(Value, frozen=True):
-    """What the adapter's config says of it; `variants` holds names such as `dora` or `rslora`, `task_type` is PEFT's."""
+    """What the adapter's config says of it; `variants` holds words such as `dora`, `task_type` is as PEFT spells it."""
 
     peft_type: str
     rank: int | float | None = None
@@ -194,7 +194,7 @@ class Owner(Value, frozen=True):
 
 
 class Registry(Value, frozen=True):
-    """The marker `weighbridge.json` at the root of a remote."""
+    """The marker `weighbridge.json` at the root of a remote; `writer` is who alone may write in single-writer mode."""
 
     schema: str
     registry: str
@@ -203,6 +203,7 @@ class Registry(Value, frozen=True):
     min_writer: int
     mode: Literal["shared", "single-writer"]
     epoch: int = 1
+    writer: str | None = None
 
 
 class Claim(Value, frozen=True):
@@ -218,7 +219,6 @@ class Claim(Value, frozen=True):
     nonce: str
     prev: str | None
     derivation: str | None = None
-    home: str | None = None
 
 
 class TagMove(Value, frozen=True):
@@ -283,12 +283,3 @@ class Receipt(Value, frozen=True):
     verified: str
     files: dict[str, str] = {}
     joined: bool = False
-
-
-class Ref(Value, frozen=True):
-    """A parsed reference: exactly one of `n`, `tag`, `digest` is set; `name` is None for a bare digest."""
-
-    name: str | None = None
-    n: int | None = None
-    tag: str | None = None
-    digest: str | None = None

@@ -13,6 +13,7 @@ from weighbridge.registry import catalog_read
 from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.flow import feed
 from weighbridge.registry.remotes.memory import MemoryRemote
+from weighbridge.registry.rows import row_of
 from weighbridge.registry.types import FeedEntry, Finding, Receipt, TagMove
 from weighbridge_testlib.shelf import Shelf, facts, manifest_of, payload
 
@@ -241,7 +242,6 @@ COUNTER = """
 import sys
 from pathlib import Path
 from weighbridge.registry.catalog import Catalog
-from weighbridge.registry.rows import row_of
 catalog = Catalog.open(Path(sys.argv[1]), "r", durable=False)
 for _ in range(100):
     with catalog.immediate():

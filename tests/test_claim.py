@@ -60,7 +60,6 @@ def test_numbers_are_dense_and_chained(remote: Remote, registry: Registry) -> No
     documents = [json.loads(body) for body in bodies]
     assert [d["prev"] for d in documents] == [None, sha256_bytes(bodies[0]), sha256_bytes(bodies[1])]
     assert [c.sha256 for c in made] == [sha256_bytes(body) for body in bodies]
-    assert documents[0]["home"] == registry.registry
     for document, claimed, seed in zip(documents, made, (1, 2, 3), strict=True):
         assert document["schema"] == "weighbridge/claim/1"
         assert document["registry"] == registry.registry
@@ -186,6 +185,34 @@ def test_of_two_spellings_claimed_at_once_not_both_stay(registry: Registry, remo
     with pytest.raises(errors.NameTakenError):
         claim(Faulty(remote, plan), registry, NAME, manifest(1), OWNER)
     assert b'"void"' in remote.read(layout.manifest(NAME, 1))
+
+
+def test_a_spelling_that_gave_way_stays_away(registry: Registry, remote: Remote) -> None:
+    """Trying again does not bring a second spelling in behind the claim that gave way."""
+
+    def plan(call: Call) -> None:
+        if call.method == "create" and call.key == layout.claim(NAME, 1):
+            claim(remote, registry, "MEDICAL-sft", manifest(9), OTHER)
+
+    with pytest.raises(errors.NameTakenError):
+        claim(Faulty(remote, plan), registry, NAME, manifest(1), OWNER)
+    for seed in (1, 2):
+        with pytest.raises(errors.NameTakenError, match="MEDICAL-sft"):
+            claim(remote, registry, NAME, manifest(seed), OWNER)
+    assert len(read_all(remote, registry, NAME)) == 1
+    assert claim(remote, registry, "MEDICAL-sft", manifest(10), OTHER).claim.n == 2
+
+
+def test_a_name_that_nobody_finished_binds_nobody(remote: Remote, registry: Registry) -> None:
+    """A claim that was given up leaves the name to another run, kind or spelling."""
+    for name in (NAME, "other"):
+        claim(remote, registry, name, manifest(1, run="one"), OWNER, share=False)
+        void(remote, registry, name, 1, reason="dead", by="collector")
+    other = claim(remote, registry, NAME, manifest(2, run="two", kind="model"), OTHER, share=False)
+    assert (other.claim.n, other.joined) == (2, False)
+    with pytest.raises(errors.NameTakenError, match="model"):
+        claim(remote, registry, NAME, manifest(3, run="two"), OTHER, share=False)
+    assert claim(remote, registry, "Other", manifest(4), OTHER).claim.n == 1
 
 
 @pytest.mark.parametrize("name", ["", "a--b", "../x", "x" * 97, "_wb", "a\nb"])

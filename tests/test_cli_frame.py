@@ -219,7 +219,10 @@ def test_a_closed_pipe_ends_quietly() -> None:
 
 def test_a_real_interrupt_ends_with_130() -> None:
     """Ctrl-C while a command works ends it with one word and 130."""
+    # What was started in the background ignores SIGINT, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, "sleep"], stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"
     time.sleep(0.1)

@@ -91,9 +91,8 @@ def test_shards_with_stalls_then_a_late_tokenizer(yard: Yard) -> None:
 
     def look() -> None:
         while not over.is_set():
-            for manifest in yard.remote.glob("models/*/v*/manifest.json"):
-                if not (manifest.parent / "tokenizer.json").exists():
-                    partial.append(str(manifest))
+            seen = yard.remote.glob("models/*/v*/manifest.json")
+            partial.extend(str(one) for one in seen if not (one.parent / "tokenizer.json").exists())
             time.sleep(0.02)
 
     with yard.daemon():
@@ -238,8 +237,8 @@ def test_the_same_bytes_changed_in_silence(yard: Yard) -> None:
 def test_a_staging_name_is_waited_for_until_it_is_renamed(yard: Yard) -> None:
     """Written under a temporary name, published under its own."""
     with yard.daemon():
-        for name in ("tmp-checkpoint-500", "checkpoint-600-tmp"):
-            lora_adapter(yard.runs / "run" / name, seed=len(name))
+        for seed, name in enumerate(("tmp-checkpoint-500", "checkpoint-600-tmp")):
+            lora_adapter(yard.runs / "run" / name, seed=seed)
         time.sleep(4)
         assert not yard.look()[0]["claims"]
         (yard.runs / "run/tmp-checkpoint-500").rename(yard.runs / "run/checkpoint-500")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from weighbridge_testlib import builders
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +66,7 @@ def test_every_setting_is_in_the_manual() -> None:
 
 
 def _masked(text: str) -> list[str]:
-    """Return the lines without what differs from run to run: ages, digests, rates, padding, the order of parallel files."""
+    """Return the lines without what differs from run to run: ages, digests, rates, padding, order of parallel files."""
     text = re.sub(r"\b[0-9a-f]{12,64}\b", "HEX", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", _AGES.sub("AGE", text))
     text = re.sub(r"in \d[\d.]* m?s\b|\d[\d.]* m?s\b|\d[\d.]* [kMG]B/s", "RATE", text)

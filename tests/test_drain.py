@@ -1,6 +1,7 @@
 """`registryd drain PATH`: 0 only when everything under the path is confirmed, with a daemon and without one."""
 
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -128,11 +129,12 @@ def test_a_home_that_is_away_is_no_success(yard: Yard) -> None:
         assert drain(yard, yard.runs, "--deadline", "60s").returncode == 0
         hidden = yard.remote.with_name("away")
         yard.remote.rename(hidden)
-        yard.remote.touch()
+        yard.remote.mkdir()  # what is left where something was mounted
         lora_adapter(yard.runs / "team/two/checkpoint-1", seed=2)
         done = drain(yard, yard.runs, "--deadline", "4s")
         assert done.returncode == 8, (done.returncode, done.stdout, done.stderr)
-        yard.remote.unlink()
+        assert not [path for path in yard.remote.rglob("*") if path.is_file()], "nothing is written there"
+        shutil.rmtree(yard.remote)
         hidden.rename(yard.remote)
         again = drain(yard, yard.runs, "--deadline", "60s")
         assert again.returncode == 0, again.stderr

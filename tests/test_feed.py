@@ -1,5 +1,6 @@
 """The feed: dense, create-only, told twice without harm, and honest about damage."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from weighbridge.registry import layout
 from weighbridge.registry.errors import ExistsError, FeedDamagedError, OutcomeUnknownError, UnreachableError
-from weighbridge.registry.flow import entries, feed, snapshot
+from weighbridge.registry.flow import entries, feed, snapshot, tags
 from weighbridge.registry.manifest import canonical
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.memory import MemoryRemote
@@ -49,6 +50,19 @@ def test_an_announcement_is_one_object_with_the_documented_fields(shelf: Shelf) 
     assert entry["source"] == "models/medical-sft/v1/manifest.json"
     assert entry["row"]["kind"] == "adapter"
     assert entry["row"]["run"] == "medical/run-1"
+
+
+def test_both_ends_of_a_tags_move_are_always_spelled(shelf: Shelf) -> None:
+    """A first move comes from null and a removal goes to null, in feed and snapshot alike; nothing else has them."""
+    shelf.publish("medical-sft")
+    for to in (1, None):
+        tags.move(shelf.remote, shelf.registry, "medical-sft", "prod", to, who="lw")
+    stored = [e for n in numbers(shelf.remote) for e in json.loads(shelf.remote.read(layout.feed(n)))["entries"]]
+    assert [(e["from"], e["to"]) for e in stored if e["type"] == "tag"] == [(None, 1), (1, None)]
+    assert not any({"from", "to", "tag"} & e.keys() for e in stored if e["type"] != "tag")
+    told = [e for part in feed.changes(shelf.remote, 0).parts for e in part.entries]
+    lines = gzip.decompress(snapshot.encode(1, 1, told)).splitlines()[1:]
+    assert [json.loads(line) for line in lines] == stored
 
 
 def test_numbers_are_dense_and_returned(shelf: Shelf) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +77,16 @@ def test_rendered_or_unsafe_files_cannot_be_payload(path: str) -> None:
     """The card and the manifest are derived, and no payload path may leave the folder."""
     with pytest.raises(UsageError):
         manifest.seal([entry(path)], facts())
+
+
+def test_only_listed_kinds_formats_and_roles_are_sealed() -> None:
+    """A kind, a weights format or a role that the one list does not hold is named and refused."""
+    weights = msgspec.structs.replace(facts().weights, format="pickle")
+    for wrong in (msgspec.structs.replace(facts(), kind="thing"), msgspec.structs.replace(facts(), weights=weights)):
+        with pytest.raises(UsageError, match=r"thing|pickle"):
+            manifest.seal([entry("a")], wrong)
+    with pytest.raises(UsageError, match="toy"):
+        manifest.seal([msgspec.structs.replace(entry("a"), role="toy")], facts())
 
 
 @given(st.binary(max_size=300))

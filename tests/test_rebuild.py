@@ -176,6 +176,15 @@ def test_what_is_damaged_itself_is_named_and_left_out(shelf: Shelf) -> None:
     assert rows["sft", 3] == "committed"
 
 
+def test_a_note_on_a_version_that_is_lost_is_named_and_left_out(shelf: Shelf) -> None:
+    """A repair goes on when a note's version has no manifest any more: that is what repairs are for."""
+    shelf.remote.delete(layout.manifest("sft", 1))
+    report = rebuild.rebuild(shelf.remote, shelf.registry)
+    assert [problem for problem in report.problems if layout.manifest("sft", 1) in problem]
+    rows, _ = state(shelf.remote)
+    assert ("sft", 1, "open") in {row[:3] for row in rows}  # type: ignore[index]
+
+
 def test_nothing_told_during_a_repair_is_lost(tmp_path: Path) -> None:
     """Publishers that go on while two repairs run at the same time: every version is in the catalogue afterwards."""
     remote = DirectoryRemote(tmp_path)

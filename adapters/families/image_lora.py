@@ -1,4 +1,4 @@
-"""LoRA files of image tools, which stand alone without a config: diffusers, kohya and LyCORIS, the first lora_diffusion.
+"""LoRA files of image tools, which stand alone without a config: diffusers, kohya and LyCORIS, lora_diffusion.
 
     transformer.blocks.0.attn.to_q.lora_A.weight           diffusers, PEFT's parts under the pipeline's component
     unet.down_blocks.0.attn1.processor.to_q_lora.down.weight   diffusers, older
@@ -11,12 +11,13 @@ told as assumed.
 
 import json
 import re
+import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from weighbridge.adapters import layout, peft_config, values, weights
+from weighbridge.adapters import keys, layout, peft_config, values, weights
 from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File
@@ -71,9 +72,16 @@ def dialect(tensors: Mapping[str, Tensor]) -> str | None:
         return "kohya-lora"
     if any(_CLONED.fullmatch(name) for name in names):
         return "diffusion-lora"
-    if any((key := _key(name)) is not None and key.half.startswith(("lora", "hada", "lokr")) for name in names):
+    if any((key := _key(name)) is not None and _is_image_key(key) for name in names):
         return "diffusers-lora"
-    return "lora-unknown" if _is_unnamed(tensors) else None
+    return "lora-unknown" if not keys.is_lora(names) and _is_unnamed(tensors) else None
+
+
+def _is_image_key(key: _Key) -> bool:
+    """Return whether a key is of an image pipeline: PEFT's own parts count only under a pipeline's component."""
+    if key.half in {"lora_A", "lora_B"}:
+        return bool(_component(key.module))
+    return key.half.startswith(("lora", "hada", "lokr")) and key.half != "lora_magnitude_vector"
 
 
 def _key(name: str) -> _Key | None:
@@ -141,14 +149,23 @@ def judge(place: Place, file: File, *, several: bool = False, copies: tuple[str,
                 severity="warn",
             )
         )
+    sound = not any(f.severity == "block" for f in faults)
+    modules = describe(draft, file.path, name, header, _alphas(file, header) if sound else {})
+    draft.findings += _halves(file, modules)
+    if sound and header.payload_bytes <= VALUES_LIMIT:
+        _values(draft, file, header, modules)
+    return draft
+
+
+def describe(
+    draft: Draft, subject: str, name: str, header: Header, alphas: Mapping[str, int | float | None]
+) -> dict[str, dict[str, Tensor]]:
+    """Tell modules, components, rank and strength of a LoRA of this dialect; `alphas` are values of alpha tensors."""
     modules, parts, loose = _modules(header.tensors, name)
-    draft.facts["parts"] = sorted(parts)
-    draft.facts["adapted_modules"] = len(modules)
+    draft.facts |= {"parts": sorted(parts), "adapted_modules": len(modules), "base_model": None}
     if loose:
         draft.facts["tokens"] = sorted(loose)
-    sound = not any(f.severity == "block" for f in faults)
-    _strength(draft, file, header, modules, sound=sound)
-    draft.findings += _halves(file, modules)
+    _strength(draft, subject, header.metadata or {}, modules, alphas)
     draft.base = BaseFacts(relation="adapter")
     hint = next((text for key in _HINTS if (text := (header.metadata or {}).get(key))), None)
     if hint:
@@ -160,9 +177,7 @@ def judge(place: Place, file: File, *, several: bool = False, copies: tuple[str,
         scaling=draft.facts.get("scaling"),
         variants=[name],
     )
-    if sound and header.payload_bytes <= VALUES_LIMIT:
-        _values(draft, file, header, modules)
-    return draft
+    return modules
 
 
 def _modules(tensors: Mapping[str, Tensor], name: str) -> tuple[dict[str, dict[str, Tensor]], set[str], list[str]]:
@@ -194,10 +209,10 @@ def _component(module: str) -> set[str]:
     if match is not None:
         part = match["part"]
         return {_TEXT_ENCODERS.get(part, "prior" if part == "prior_unet" else "transformer" if part == "dit" else part)}
-    first = module.partition(".")[0]
-    if first in _COMPONENTS:
-        return {first}
-    if first in {"diffusion_model", "model"} and "." in module:
+    first, _, rest = module.partition(".")
+    if first in _COMPONENTS and rest:
+        return set() if rest.startswith("h.") else {first}  # GPT-2 calls its own trunk transformer
+    if first == "diffusion_model" or module.startswith("model.diffusion_model."):
         return (
             {"unet"}
             if any(word in module for word in ("input_blocks", "down_blocks", "up_blocks"))
@@ -217,12 +232,16 @@ def _rank_of(parts: Mapping[str, Tensor]) -> int | None:
 
 
 def _strength(
-    draft: Draft, file: File, header: Header, modules: Mapping[str, Mapping[str, Tensor]], *, sound: bool
+    draft: Draft,
+    subject: str,
+    metadata: Mapping[str, str],
+    modules: Mapping[str, Mapping[str, Tensor]],
+    read: Mapping[str, int | float | None],
 ) -> None:
     """Tell rank, alpha and scaling: of the header, of alpha tensors, or assumed."""
     ranks = {module: rank for module, parts in modules.items() if (rank := _rank_of(parts)) is not None}
-    stated_rank, stated_alpha = _stated(header.metadata or {})
-    alphas = _alphas(file, header, modules) if sound else {}
+    stated_rank, stated_alpha = _stated(metadata)
+    alphas = {module: read[t.name] for module, parts in modules.items() if (t := parts.get("alpha")) and t.name in read}
     facts = draft.facts
     different = sorted(set(ranks.values()))
     facts["ranks"] = different
@@ -253,8 +272,8 @@ def _strength(
     draft.findings.append(
         findings.finding(
             "alpha-unknown",
-            file.path,
-            f"{file.path} records no alpha for {len(ranks) - len(strengths)} of {len(ranks)} modules"
+            subject,
+            f"{subject} records no alpha for {len(ranks) - len(strengths)} of {len(ranks)} modules"
             + (f" of ranks {', '.join(map(str, different))}" if len(different) > 1 else "")
             + ": alpha is taken as each module's own rank (scaling 1.0), as diffusers does",
             "save it with its alpha, module by module",
@@ -296,22 +315,33 @@ def _decimal(text: str | None) -> int | float | None:
     return peft_config.number(int(value) if value.is_integer() else value) if abs(value) < 1e9 else None
 
 
-def _alphas(file: File, header: Header, modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int | float | None]:
-    """Return the alpha tensors' values by module."""
+def _alphas(file: File, header: Header) -> dict[str, int | float | None]:
+    """Return the values of the alpha tensors by name."""
     found: dict[str, int | float | None] = {}
     try:
         with Path(file.source).open("rb") as stream:
-            for module, parts in modules.items():
-                tensor = parts.get("alpha")
-                if tensor is None or tensor.elements != 1:
-                    continue
-                stream.seek(header.data_start + tensor.begin)
-                read = values.decode(tensor.dtype, stream.read(tensor.size))
-                value = peft_config.number(read[0]) if read else None
-                found[module] = int(value) if value is not None and float(value).is_integer() else value
-    except (OSError, ValueError, IndexError):
+            for name, tensor in header.tensors.items():
+                if is_alpha(name) and tensor.elements == 1:
+                    stream.seek(header.data_start + tensor.begin)
+                    found[name] = scalar(tensor.dtype, stream.read(tensor.size))
+    except OSError:
         return {}
     return found
+
+
+def is_alpha(name: str) -> bool:
+    """Return whether a tensor is a module's alpha."""
+    return name.endswith(".alpha")
+
+
+def scalar(dtype: str, data: bytes) -> int | float | None:
+    """Return one element as a number, whole where it is whole."""
+    try:
+        read = values.decode(dtype, data)
+    except (ValueError, struct.error):
+        return None
+    value = peft_config.number(read[0]) if read else None
+    return int(value) if value is not None and float(value).is_integer() else value
 
 
 _HALVES: Final = {

@@ -114,8 +114,8 @@ def _weights(draft: Draft, file: File, rank: float | None) -> None:
         findings.finding(
             "keys-transposed",
             file.path,
-            "MLX stores the factors as (in, r) and (r, out); PEFT's loaders do not know that, and square layers would load "
-            "and compute something else",
+            "MLX stores the factors as (in, r) and (r, out); PEFT's loaders do not know that, and square layers would "
+            "load and compute something else",
             transposed=True,
         )
     )

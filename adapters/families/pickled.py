@@ -20,6 +20,11 @@ from weighbridge.registry.types import Finding
 _ABSENT: Final = frozenset({"lfs-pointer", "link-text", "dead-link", "empty"})
 
 
+def named(place: Place) -> list[File]:
+    """Return the pickles of a model folder that hold weights by their names, and their index."""
+    return [f for n, f in sorted(place.names.items()) if layout.is_model_pickle(n)]
+
+
 def weight_set(place: Place) -> WeightSet | None:
     """Return the set of pickles in a model folder, chosen and checked as a loader would; None where there is none."""
     here = {n: f for n, f in place.names.items() if layout.is_model_pickle(n) and not n.endswith(".index.json")}

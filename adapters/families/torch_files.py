@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from weighbridge.adapters import audit, layout, torch_weights, weights
 from weighbridge.adapters.draft import Draft
-from weighbridge.adapters.families import pickled
+from weighbridge.adapters.families import image_lora, pickled
 from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
-from weighbridge.adapters.formats.safetensors import Tensor
+from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.model_folder import VALUES_LIMIT, broken_values
 from weighbridge.adapters.plan import Named
@@ -53,8 +53,12 @@ def judge(place: Place, file: File, *, several: bool = False) -> Draft:
         return draft
     if _AVERAGED.fullmatch(file.name.rpartition(".")[0]):
         draft.facts["averaged"] = True
+    dialect = image_lora.dialect(held.tensors)
     if _is_inversion(file.name, held.tensors):
         _inversion(draft, held.tensors)
+    elif dialect is not None and dialect != "lora-unknown":
+        draft.artifact, draft.kind = dialect, "adapter"
+        image_lora.describe(draft, file.path, dialect, Header(file.size, 0, held.tensors, None), _alphas(file, held))
     else:
         lora(draft, file, held.tensors)
     values(draft, file, held)
@@ -74,6 +78,18 @@ def take(draft: Draft, file: File) -> Held:
     if draft.step is not None:
         draft.facts["step"] = draft.step
     return held
+
+
+def _alphas(file: File, held: Held) -> dict[str, int | float | None]:
+    """Return the values of the alpha tensors by name."""
+    try:
+        return {
+            tensor.name: image_lora.scalar(tensor.dtype, b"".join(parts))
+            for tensor, parts in torch_weights.streams(file, held)
+            if image_lora.is_alpha(tensor.name) and tensor.elements == 1
+        }
+    except (OSError, FormatFault):
+        return {}
 
 
 def _odd(file: File, kind: str) -> Any:

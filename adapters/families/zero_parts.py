@@ -1,7 +1,7 @@
 """How the tensors of a DeepSpeed ZeRO checkpoint are made up of stretches of its rank files; no bytes are read here.
 
-Under ZeRO-1 and 2 the ranks' parts of a group, one after the other, are the group. Under ZeRO-3 every tensor is cut into
-equal parts, one per rank, the last one padded.
+Under ZeRO-1 and 2 the ranks' parts of a group, one after the other, are the group. Under ZeRO-3 every tensor is cut
+into equal parts, one per rank, the last one padded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,10 +66,7 @@ def rebuild(states: Mapping[int, Part], optims: Mapping[int, Part], *, stage: in
     if shapes is None:
         return Rebuilt((), {}, "the model states do not list the shapes of the weights")
     planned: dict[str, Planned] = {}
-    if stage == 3:
-        problem = _third(planned, shapes, ranks)
-    else:
-        problem = _second(planned, shapes, ranks)
+    problem = (_third if stage == 3 else _second)(planned, shapes, ranks)
     problem = problem or _beside(planned, first, states, split=stage == 3)
     shared = first.get("shared_params")
     aliases = {

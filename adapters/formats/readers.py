@@ -5,9 +5,11 @@ findings(directory, "model.pt")  its hazards as findings, each with what to do
 fault(error, "model.pt")         a fault as a finding
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from weighbridge.adapters.formats import dcp, gguf, onnx, opaque, safetensors, sniff, torch_legacy, torch_zip
 from weighbridge.adapters.formats.protocol import Directory, FormatFault, Hazard, Tensor, plain
@@ -75,16 +77,17 @@ def findings(directory: Directory, file: str) -> list[Finding]:
     order: dict[Severity, int] = {"block": 0, "warn": 1, "note": 2}
     hazards = sorted(directory.hazards, key=lambda hazard: order[hazard.severity])
     return [
-        _finding(h.code, file, h.message, severity=h.severity, **{**h.data, "subject_in_file": plain(h.subject)})
-        for h in hazards
+        _finding(h.code, file, h.message, h.severity, {**h.data, "subject_in_file": plain(h.subject)}) for h in hazards
     ]
 
 
 def fault(error: FormatFault, file: str) -> Finding:
     """Return a fault as the finding that refuses the file."""
-    return _finding(error.code, file, error.message, severity="block", **error.data)
+    return _finding(error.code, file, error.message, "block", error.data)
 
 
-def _finding(code: str, file: str, message: str, *, severity: Severity, **data: object) -> Finding:
+def _finding(code: str, file: str, message: str, severity: Severity, data: Mapping[str, Any]) -> Finding:
     known = code if code in CODES else "container-damaged"
-    return finding(known, file, f"{file}: {message}", FIXES.get(code), severity=severity, **{"file": file, **data})
+    return msgspec.structs.replace(
+        finding(known, file, f"{file}: {message}", FIXES.get(code), severity=severity), data={"file": file, **data}
+    )

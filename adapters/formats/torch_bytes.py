@@ -4,7 +4,7 @@ A view is read as the tensor it is: only its own elements, never its whole stora
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from weighbridge.adapters.formats.protocol import BITS, FormatFault, Tensor
 from weighbridge.adapters.formats.source import Source
@@ -15,7 +15,7 @@ BLOCK: Final = 4 << 20
 SPAN: Final = 32 << 20
 """Bytes of a view that are held at once; a larger one is read in parts."""
 
-_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _HALVES: Final = frozenset({"C64", "C32"})
 
 
@@ -34,7 +34,7 @@ def blocks(source: Source, tensor: Tensor, *, big_endian: bool = False) -> Itera
         parts = _joined(_view(source, tensor.offset - source.base, tensor.shape, tensor.stride, size))
     width = size // 2 if tensor.dtype in _HALVES else size
     for part in parts:
-        yield _turned(part, width) if big_endian and width > 1 else part
+        yield turned(part, width) if big_endian and width > 1 else part
 
 
 def _plain(source: Source, at: int, left: int) -> Iterator[bytes]:
@@ -59,7 +59,8 @@ def _joined(parts: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _turned(part: bytes, width: int) -> bytes:
+def turned(part: bytes, width: int) -> bytes:
+    """Return elements of a width with their bytes in reverse order."""
     turned = bytearray(len(part))
     for i in range(width):
         turned[i::width] = part[width - 1 - i :: width]

@@ -1,11 +1,11 @@
 """An adapter taken apart for a merge: its modules with their matrices, whole tensors, token rows - and what forbids it.
 
-    ...self_attn.q_proj.lora_A.weight                      a module's matrices
-    ...embed_tokens.lora_embedding_A                       the same of an embedding
-    ...experts.base_layer.lora_A.weight                    experts in one parameter, the inner of two wrappers
-    ...embed_tokens.base_layer.weight                      the base's own tensor: shows whether the base is the right one
-    ...embed_tokens.token_adapter.trainable_tokens_delta   trained rows
-    ...classifier.weight                                   a tensor that replaces the base's
+...self_attn.q_proj.lora_A.weight                      a module's matrices
+...embed_tokens.lora_embedding_A                       the same of an embedding
+...experts.base_layer.lora_A.weight                    experts in one parameter, the inner of two wrappers
+...embed_tokens.base_layer.weight                      the base's own tensor: shows whether the base is the right one
+...embed_tokens.token_adapter.trainable_tokens_delta   trained rows
+...classifier.weight                                   a tensor that replaces the base's
 """
 
 import math
@@ -83,7 +83,10 @@ class Adapter(NamedTuple):
 
 
 def read(folder: Path, weights: str, header: Header, config: Mapping[str, Any], file: int) -> Adapter:
-    """Return an adapter; `file` is the number of its weights file among the sources. Raises ValueError for twin keys."""
+    """Return an adapter; `file` is the number of its weights file among the sources.
+
+    Raises ValueError where two keys mean the same tensor.
+    """
     peft_type = str(config.get("peft_type") or "").upper()
     prefix = "lora_" if peft_type == "TRAINABLE_TOKENS" else keys.parameter_prefix(peft_type)
     found = Adapter(str(folder / weights), config, {}, {}, {}, {}, len(header.tensors))

@@ -1,14 +1,15 @@
 """Experts of a mixture: one file tensor for each, or all in one; matrices for each, or all in one pair.
 
-    file      experts.3.gate_proj.weight [I, H]         or   experts.gate_up_proj [E, 2I, H], experts.down_proj [E, H, I]
-    adapter   experts.3.gate_proj.lora_A [r, H]         or   experts.base_layer.lora_A [E*r, H], experts.lora_A [E*r, I]
+    file      experts.3.gate_proj.weight [I, H]    or   experts.gate_up_proj [E, 2I, H], experts.down_proj [E, H, I]
+    adapter   experts.3.gate_proj.lora_A [r, H]    or   experts.base_layer.lora_A [E*r, H], experts.lora_A [E*r, I]
 
-In the second form of the adapter the names of the parameters are not in the keys: the parameter that the model registers
+In the second form of the adapter the names of the parameters are not in the keys: the one that the model registers
 first is wrapped innermost. lora_A counts the expert slowest, lora_B [out, E*r] counts it fastest. Whether a tensor is
-stored [out, in] or [in, out] shows in its shape, and where it is square in the family; what stays open is refused.
+stored [out, in] or [in, out] shows in its shape, where it is square in the family; what stays open is refused.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters.merge.adapter import Part
@@ -37,7 +38,7 @@ class Refusal(NamedTuple):
 
     code: str
     message: str
-    data: dict[str, Any] = {}
+    data: Mapping[str, Any] = MappingProxyType({})
 
 
 def parameter_of(part: Part, layers: int, config: Mapping[str, Any]) -> str | Refusal:
@@ -52,19 +53,27 @@ def parameter_of(part: Part, layers: int, config: Mapping[str, Any]) -> str | Re
     if len(mine) != layers or (len(known) != layers and layers > 1):
         return Refusal(
             "merge-ambiguous",
-            f"{part.module} has {layers} pairs of matrices, and target_parameters ({', '.join(sorted(mine)) or 'none'}) "
-            "do not tell which parameter each belongs to",
+            f"{part.module} has {layers} pairs of matrices; target_parameters ({', '.join(sorted(mine)) or 'none'}) do "
+            "not tell which parameter each belongs to",
         )
     return (known or mine)[layers - 1 - part.layer]
 
 
-def stacked(
-    part: Part, leaf: str, scale: float, rank: int, names: Names, places: Mapping[str, Origin], config: Mapping[str, Any],
-    model_type: str,
-) -> list[Landing] | Refusal:  # fmt: skip
+class Onto(NamedTuple):
+    """What the matrices of experts are placed on, and by which rules."""
+
+    names: Names
+    places: Mapping[str, Origin]
+    config: Mapping[str, Any]
+    """The adapter's."""
+    model_type: str
+
+
+def stacked(part: Part, leaf: str, scale: float, rank: int, onto: Onto) -> list[Landing] | Refusal:
     """Place the pair of matrices that holds all experts of one parameter."""
     assert part.a is not None
     assert part.b is not None
+    names, places, config, model_type = onto
     a, b = part.a, part.b
     if len(a.shape) != 2 or len(b.shape) != 2:
         return Refusal("merge-shape-mismatch", f"the matrices of {part.module} are no matrices")
@@ -87,9 +96,7 @@ def stacked(
         return Refusal(swap.code, f"{part.module}.{leaf}: {swap.message}", swap.data)
     common: dict[str, Any] = {"a": a, "b": b, "scale": scale, "swap": swap, "experts": experts}
     if fused is not None:
-        return [
-            Landing(fused, Factor(**common, expert=e, at=e * first, rows=first), second) for e in range(experts)
-        ]
+        return [Landing(fused, Factor(**common, expert=e, at=e * first, rows=first), second) for e in range(experts)]
     landings: list[Landing] = []
     for e in range(experts):
         if leaf != "gate_up_proj":
@@ -100,16 +107,15 @@ def stacked(
         for half, piece in enumerate(_HALVES):
             name = names.find(f"{part.module}.{e}.{piece}.weight").name
             assert name is not None
-            landings.append(
-                Landing(name, Factor(**common, expert=e, skip=half * first // 2, rows=first // 2), second)
-            )
+            landings.append(Landing(name, Factor(**common, expert=e, skip=half * first // 2, rows=first // 2), second))
     return landings
 
 
-def single(part: Part, scale: float, names: Names, places: Mapping[str, Origin], model_type: str) -> list[Landing] | None:
-    """Place the matrices of one expert's own layer on files that hold all experts in one tensor; None: not that case."""
+def single(part: Part, scale: float, onto: Onto) -> list[Landing] | None:
+    """Place the matrices of one expert's own layer on a tensor that holds all experts; None: it is not that case."""
     assert part.a is not None
     assert part.b is not None
+    names, places, _, model_type = onto
     plain = part.module.replace(".block_sparse_moe.", ".mlp.")
     stem, _, leaf = plain.rpartition(".")
     leaf = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(leaf, leaf)
@@ -127,9 +133,7 @@ def single(part: Part, scale: float, names: Names, places: Mapping[str, Origin],
     return [Landing(fused, Factor(a=part.a, b=part.b, scale=scale, at=at, rows=rows), second)]
 
 
-def _per_expert(
-    module: str, leaf: str, names: Names, places: Mapping[str, Origin]
-) -> tuple[int, int, int] | Refusal:
+def _per_expert(module: str, leaf: str, names: Names, places: Mapping[str, Origin]) -> tuple[int, int, int] | Refusal:
     """Return (experts, rows, columns) that a parameter would have, from the tensors of the single experts."""
     pieces = _HALVES if leaf == "gate_up_proj" else (leaf,)
     count = 0
@@ -165,8 +169,8 @@ def _orientation(
         if _version(config) < (0, 19):
             return Refusal(
                 "merge-ambiguous",
-                "it is square, and before PEFT 0.19 such parameters were read the other way round; the adapter does not "
-                "say that a later version wrote it",
+                "it is square, and before PEFT 0.19 such parameters were read the other way round; the adapter does "
+                "not say that a later version wrote it",
             )
         return False
     return swapped

@@ -112,4 +112,3 @@ def _rootless(name: str) -> str:
         if root is None:
             return name
         name = name[len(root) :]
-

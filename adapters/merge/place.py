@@ -39,7 +39,7 @@ class Placed:
     kept_tied: bool = False
     """Embedding and head change together and stay one tensor."""
 
-    def refuse(self, code: str, subject: str, message: str, fix: str | None = None, **data: object) -> None:
+    def refuse(self, code: str, subject: str, message: str, fix: str | None = None, **data: Any) -> None:
         """Take note of a refusal."""
         self.found.append(findings.finding(code, subject, message, fix, **data))
 
@@ -157,6 +157,7 @@ class Placing:
         """Place matrices for which the base has no weight of that name: experts in one of their layouts."""
         assert part.a is not None
         model_type = str(self.base.text.get("model_type") or self.model_type)
+        onto = experts.Onto(self.names, self.base.places, self.adapter.config, model_type)
         result: Any = None
         if part.module.rpartition(".")[2] == "experts" or self.adapter.config.get("target_parameters"):
             leaf = experts.parameter_of(part, layers, self.adapter.config)
@@ -164,16 +165,14 @@ class Placing:
                 scale = self._scale(f"{part.module}.{leaf}")
                 if scale is None:
                     return
-                result = experts.stacked(
-                    part, leaf, *scale, self.names, self.base.places, self.adapter.config, model_type
-                )
+                result = experts.stacked(part, leaf, *scale, onto)
             else:
                 result = leaf
         else:
             scale = self._scale(part.module)
             if scale is None:
                 return
-            result = experts.single(part, scale[0], self.names, self.base.places, model_type)
+            result = experts.single(part, scale[0], onto)
         if isinstance(result, list):
             if part.tensors.keys() & {"magnitude", "lora_B.bias"}:
                 self.placed.refuse(
@@ -270,7 +269,7 @@ class Placing:
         return found
 
     def _is_tied_twin(self, module: str, name: str | None) -> bool:
-        """Return whether a module is the head of a tied pair whose adapters were tied, too: the embedding speaks for both."""
+        """Return whether a module is the head of a pair whose adapters were tied: the embedding speaks for both."""
         return (
             name is None
             and self.base.tied
@@ -323,9 +322,7 @@ class Placing:
         self.placed.mismatch[name] = [list(needs), list(has)]
 
     def _several(self, origin: Origin, several: tuple[str, ...]) -> None:
-        self.placed.refuse(
-            "merge-ambiguous", self.subject, f"{origin.name} could mean {' or '.join(several[:4])}"
-        )
+        self.placed.refuse("merge-ambiguous", self.subject, f"{origin.name} could mean {' or '.join(several[:4])}")
 
     def _missing(self, part: Part) -> None:
         assert part.a is not None
@@ -352,9 +349,7 @@ class Placing:
         )
 
 
-_KNOWN: Final = frozenset(
-    {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "magnitude", "lora_B.bias"}
-)
+_KNOWN: Final = frozenset({"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "magnitude", "lora_B.bias"})
 
 
 def place(base: Base, adapters: Mapping[str, Adapter]) -> Placed:

@@ -2,6 +2,9 @@
 
 from typing import Any, Final
 
+import msgspec
+
+from weighbridge.adapters.formats.safetensors import product
 from weighbridge.registry.types import Value
 
 DTYPES: Final = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
@@ -23,10 +26,7 @@ class Origin(Value, frozen=True):
     @property
     def count(self) -> int:
         """Elements."""
-        total = 1
-        for side in self.shape:
-            total *= side
-        return total
+        return product(self.shape)
 
 
 class Factor(Value, frozen=True):
@@ -85,6 +85,8 @@ class Step(Value, frozen=True):
     rows: Rows | None = None
     term: Term | None = None
     replaced: bool = False
+    columns: int = 0
+    """Its width seen as a matrix, where that is not the product of all sides but the first: experts in one tensor."""
 
     @property
     def touched(self) -> bool:
@@ -101,8 +103,8 @@ class Step(Value, frozen=True):
         """Rows and columns of the tensor seen as a matrix; experts in one tensor are stacked."""
         if len(self.shape) < 2:
             return (1, self.shape[0]) if self.shape else (1, 1)
-        columns = self.shape[-1] if len(self.shape) == 3 else _product(self.shape[1:])
-        return (_product(self.shape) // columns if columns else 0), columns
+        columns = self.columns or product(self.shape[1:])
+        return (product(self.shape) // columns if columns else 0), columns
 
 
 class OutFile(Value, frozen=True):
@@ -150,11 +152,4 @@ class Bundle(Value, frozen=True):
 
     copies: dict[str, str]
     written: dict[str, bytes]
-    facts: dict[str, Any] = {}
-
-
-def _product(sides: tuple[int, ...]) -> int:
-    total = 1
-    for side in sides:
-        total *= side
-    return total
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -14,6 +14,7 @@ from weighbridge.adapters.plan import JudgedFile
 from weighbridge.registry.cli import options
 from weighbridge.registry.cli.output import Column, Output, line, size, write
 from weighbridge.registry.errors import NotFoundError
+from weighbridge.registry.refs import utf8
 from weighbridge.registry.types import Finding
 
 EXIT: Final = {"accept": 0, "warn": 0, "refuse": 5, "wait": 8}
@@ -51,16 +52,16 @@ def inspect(path: Path, ignore: tuple[str, ...], out: Output) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain JSON types; bytes of a path that are no UTF-8 are replaced."""
-    return _utf8(msgspec.to_builtins(value, str_keys=True))
+    """Return a value as plain JSON types; bytes of a path that are no UTF-8 are replaced by their numbers."""
+    return _spelled(msgspec.to_builtins(value, str_keys=True))
 
 
-def _utf8(value: Any) -> Any:
+def _spelled(value: Any) -> Any:
     if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+        return utf8(value)
     if isinstance(value, dict):
-        return {_utf8(key): _utf8(item) for key, item in value.items()}
-    return [_utf8(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {utf8(key): _spelled(item) for key, item in value.items()}
+    return [_spelled(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def show(found: Inspection, out: Output) -> None:

@@ -24,7 +24,7 @@ from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import prepare, publish
-from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
+from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown, utf8
 from weighbridge.registry.types import Owner, Receipt, RunFacts
 
 SCHEMA: Final = "weighbridge/push/1"
@@ -40,6 +40,7 @@ _AT_REST: Final = frozenset({"end-mark-missing"})
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be published, and what left out and why.")
 @click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
+@click.option("--adopt", is_flag=True, help="Hub: take over a repository that holds files of somebody else.")
 @click.option("--allow", "codes", multiple=True, metavar="CODE", help="Publish in spite of this finding; repeatable.")
 @click.option("--reason", metavar="TEXT", help="Why; needed with --allow, stands on the card.")
 @options.remote
@@ -52,6 +53,7 @@ def push(
     kind: str | None,
     dry_run: bool,
     again: bool,
+    adopt: bool,
     codes: tuple[str, ...],
     reason: str | None,
     remote: str | None,
@@ -74,7 +76,8 @@ def push(
         return
     opened = context.connect(chosen)
     try:
-        registry = open_registry(opened, create=True)
+        owner = Owner(host=socket.gethostname(), daemon=f"push by {fresh.whoami()}")
+        registry = open_registry(opened, create=True, writer=owner.daemon)
         begun = time.monotonic()
         with following(out) as follower:
             candidate = prepare(
@@ -84,6 +87,7 @@ def push(
                 admission.facts,
                 reserve=0,
                 transform=admission.transform,
+                made=admission.made,
                 staging_folder=None,
                 progress=follower.total,
             )
@@ -93,9 +97,10 @@ def push(
                     chosen.name,
                     registry,
                     candidate,
-                    Owner(host=socket.gethostname(), daemon=f"push by {fresh.whoami()}"),
+                    owner,
                     people=admission.people,
                     again=again,
+                    adopt=adopt,
                     progress=follower.total,
                 )
             except BaseException:
@@ -117,6 +122,7 @@ def _judge(
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no {shown(str(path))}", fix="name a folder that exists") from error
     root = Path(os.path.realpath(path))
+    root = root if root.is_dir() else root.parent
     run_root = root.parent if layout.step_of(root.name) is not None else root
     note = sidecar.read(root)
     note = note if note.present else sidecar.read(run_root)
@@ -134,7 +140,9 @@ def _judge(
         remote_code=chosen.remote_code,  # type: ignore[arg-type]
         allowed=allowed,
     )
-    run = RunFacts(project=run_root.parent.name or "-", name=run_root.name, id=note.id or _identity(run_root))
+    run = RunFacts(
+        project=utf8(run_root.parent.name) or "-", name=utf8(run_root.name), id=note.id or _identity(run_root)
+    )
     admission = admit(
         artifact, name=wanted, run=run, policy=policy, sidecar=note, run_root=run_root, host=socket.gethostname()
     )
@@ -163,7 +171,10 @@ def _one(artifacts: Sequence[Artifact], path: Path, kind: str | None, findings: 
 
 def _identity(run_root: Path) -> str:
     """Return what tells this run from others: where it lies, on which machine."""
-    return "push-" + hashlib.sha256(f"{socket.gethostname()}\0{run_root}".encode()).hexdigest()[:32]
+    return (
+        "push-"
+        + hashlib.sha256(f"{socket.gethostname()}\0{run_root}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    )
 
 
 def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> None:

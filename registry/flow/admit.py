@@ -6,7 +6,7 @@ a person has allowed. Whatever changes bytes is decided here, once, before the s
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,15 +15,17 @@ import msgspec
 from weighbridge.adapters import card_facts, code_files, paths, provenance
 from weighbridge.adapters import license as licences
 from weighbridge.adapters.card_facts import CardFacts
+from weighbridge.adapters.extract_write import Content
 from weighbridge.adapters.formats import safetensors
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import CARD_ROLE, JudgedFile, Policy
 from weighbridge.adapters.sidecar import Sidecar
 from weighbridge.adapters.whole import file_name_unsafe
 from weighbridge.registry import errors, findings
-from weighbridge.registry.flow.stage import SourceFile
+from weighbridge.registry.flow.convert import convert
+from weighbridge.registry.flow.stage import Made, SourceFile
 from weighbridge.registry.hashing import CHUNK, tensor_digest
-from weighbridge.registry.refs import path_fault
+from weighbridge.registry.refs import path_fault, utf8
 from weighbridge.registry.types import (
     BaseFacts,
     Facts,
@@ -47,13 +49,17 @@ _BASE_CARD_LIMIT: Final = 1
 
 
 class Admission(Value, frozen=True):
-    """What publish.prepare takes; `people` is the text people wrote for the card, `transform` the changed files."""
+    """What publish.prepare takes; `people` is the text people wrote for the card.
+
+    `transform` holds the bytes of changed files, `made` what is made out of a source while it is staged.
+    """
 
     files: list[SourceFile]
     facts: Facts
     transform: dict[str, bytes]
     findings: list[Finding]
     people: str | None = None
+    made: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def admit(
@@ -107,6 +113,9 @@ def admit(
     transform, told = _paths(files, told, policy, why)
     told = _allowed(told, policy)
     _gate(artifact, name, told)
+    changed = convert(artifact, files)
+    files = changed.files
+    transform |= changed.transform
     if policy.paths != "keep":
         told = [paths.redacted(one) for one in told]
     config = _table(artifact)
@@ -124,21 +133,26 @@ def admit(
     )
     facts = Facts(
         kind=artifact.kind or "",
-        weights=_digested(artifact, files),
+        weights=_digested(artifact, files, changed.made),
         base=base,
         license=licence.license,
         provenance=provenance.redact(gathered, keep_paths=policy.paths == "keep", declared_owner=note.owner),
         adapter=artifact.adapter,
-        lineage=_lineage(artifact, base),
+        lineage=[*_lineage(artifact, base), *changed.lineage],
         findings=told,
         left_out=[
-            LeftOut(path=_within(f.path, artifact.relative), size=f.size, reason=f.reason or "not-on-allow-list")
+            LeftOut(path=utf8(_within(f.path, artifact.relative)), size=f.size, reason=f.reason or "not-on-allow-list")
             for f in artifact.files
             if not f.publish and f.path not in {c.path for c in code}
         ][:LEFT_OUT_MAX],
     )
     return Admission(
-        files=files, facts=facts, transform=transform, findings=told, people=card.text if card.present else None
+        files=files,
+        facts=facts,
+        transform=transform,
+        findings=told,
+        people=card.text if card.present else None,
+        made=changed.made,
     )
 
 
@@ -342,7 +356,7 @@ def _table(artifact: Artifact) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _digested(artifact: Artifact, files: Sequence[SourceFile]) -> WeightsFacts:
+def _digested(artifact: Artifact, files: Sequence[SourceFile], made: Mapping[str, Made]) -> WeightsFacts:
     """Return the weights facts, for adapters with the digest that does not depend on the header's order."""
     assert artifact.weights is not None
     facts = artifact.weights
@@ -350,7 +364,11 @@ def _digested(artifact: Artifact, files: Sequence[SourceFile]) -> WeightsFacts:
         return facts
     lines: list[tuple[str, str, Sequence[int], str]] = []
     for file in files:
-        if file.role != "weights":
+        if file.role != "weights" or not file.path.endswith(".safetensors"):
+            continue
+        content = made.get(file.path)
+        if isinstance(content, Content):
+            lines += content.digests()
             continue
         with Path(file.source).open("rb") as stream:
             header = safetensors.read_from(stream, file.size)
@@ -362,4 +380,4 @@ def _digested(artifact: Artifact, files: Sequence[SourceFile]) -> WeightsFacts:
                     digest.update(block)
                     left -= len(block)
                 lines.append((tensor.name, tensor.dtype, tensor.shape, digest.hexdigest()))
-    return msgspec.structs.replace(facts, tensor_digest=tensor_digest(lines))
+    return msgspec.structs.replace(facts, tensor_digest=tensor_digest(lines)) if lines else facts

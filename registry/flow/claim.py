@@ -12,8 +12,9 @@ from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import claims, commit_publish, once
 from weighbridge.registry.flow.claims import Claimed, Known
 from weighbridge.registry.flow.decide import void
+from weighbridge.registry.flow.decision import is_void
 from weighbridge.registry.flow.marker import check_writer
-from weighbridge.registry.manifest import Manifest, canonical, parse
+from weighbridge.registry.manifest import Manifest, canonical, parse, parse_json
 from weighbridge.registry.refs import check_name, shown
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
@@ -52,17 +53,18 @@ def claim(
             repositories, registry, name, manifest, owner,
             derivation=derivation, again=again, share=share, adopt=adopt,
         )  # fmt: skip
-    check_writer(registry)
+    check_writer(registry, remote, owner)
     found = claims.read_all(remote, registry, name, known)
     for _ in range(ATTEMPTS):
         joined = _join(remote, name, found, manifest.content, derivation, again=again)
         if joined is not None:
             return joined
         n = len(found) + 1
-        if n == 1:
+        first = next((known for known in found.values() if not is_void(remote, name, known.n)), None)
+        if first is None:
             _refuse_collision(remote, name)
         else:
-            _refuse_stranger(remote, name, found[1], manifest, share=share)
+            _refuse_stranger(remote, name, first, manifest, share=share)
         made = types.Claim(
             schema=types.SCHEMA_CLAIM,
             registry=registry.registry,
@@ -74,15 +76,16 @@ def claim(
             nonce=secrets.token_hex(16),
             prev=found[n - 1].sha256 if n > 1 else None,
             derivation=derivation,
-            home=registry.registry if n == 1 else None,
         )
         body = canonical(made)
         taken = once.create(remote, layout.claim(name, n), body)
+        if taken is not None and registry.mode == "single-writer":
+            _refuse_second_writer(taken, name, n, owner)
         found[n] = claims.examine(taken or body, registry, name, n, found.get(n - 1))
         if known is not None:
             known[n] = found[n]
         if taken is None:
-            return _relied_on(remote, registry, made, found[n], body)
+            return _relied_on(remote, registry, made, found[n], body, begins=first is None)
     raise errors.ConflictError(
         f"no number could be claimed for {name}",
         why=f"{ATTEMPTS} numbers in a row went to others",
@@ -138,8 +141,24 @@ def _claimed(remote: Remote, claim: types.Claim, sha256: str, *, joined: bool, c
     return Claimed(claim=claim, sha256=sha256, joined=joined, committed=committed, stored_at=spelled(stored))
 
 
-def _relied_on(remote: Remote, registry: types.Registry, made: types.Claim, known: Known, body: bytes) -> Claimed:
-    """Read a claim of ours back before anything is built on it."""
+def _refuse_second_writer(taken: bytes, name: str, n: int, owner: types.Owner) -> None:
+    """Stop when somebody else took a number where only one may write: the store cannot keep two apart."""
+    document = parse_json(taken, layout.claim(name, n))
+    other = document.get("owner") if isinstance(document, dict) else None
+    if not isinstance(other, dict) or other.get("daemon") != owner.daemon:
+        host = other.get("host") if isinstance(other, dict) else None
+        raise errors.SplitWritersError(
+            f"{name}@v{n} was claimed by a second writer",
+            why=f"{shown(str(host or 'somebody'))} writes to a registry that can only bear one writer",
+            fix="stop one of the two, then: registry verify the versions since",
+            n=n,
+        )
+
+
+def _relied_on(
+    remote: Remote, registry: types.Registry, made: types.Claim, known: Known, body: bytes, *, begins: bool
+) -> Claimed:
+    """Read a claim of ours back before anything is built on it; `begins` says that it is the name's first to count."""
     key = layout.claim(made.name, made.n)
     if remote.read(key) != body:
         raise errors.IntegrityError(
@@ -147,20 +166,26 @@ def _relied_on(remote: Remote, registry: types.Registry, made: types.Claim, know
             why=f"{shown(remote.url)} confirmed other bytes than it holds",
             fix="do not publish there until the store is repaired",
         )
-    if made.n == 1:
+    if begins:
         _yield_to_older(remote, registry, made)
     return _claimed(remote, made, known.sha256, joined=False, committed=False)
 
 
 def _rivals(remote: Remote, name: str) -> dict[str, float]:
-    """Return the names that differ from this one by case alone, with the store time of their first claims."""
+    """Return the names that differ from this one by case alone, with the store time of their first claims.
+
+    Claims that were given up do not count: a name of nothing but those is free again.
+    """
     folded = name.casefold()
     found = {}
     for other in remote.folders(layout.MODELS):
-        if other != name and other.casefold() == folded:
-            first = next(remote.list(layout.claims(other), limit=1), None)
-            if first is not None:
-                found[other] = first.modified
+        if other == name or other.casefold() != folded:
+            continue
+        for stored in remote.list(layout.claims(other)):
+            place = layout.claim_number(stored.key)
+            if place is not None and not is_void(remote, *place):
+                found[other] = stored.modified
+                break
     return found
 
 
@@ -170,15 +195,15 @@ def _refuse_collision(remote: Remote, name: str) -> None:
 
 
 def _yield_to_older(remote: Remote, registry: types.Registry, made: types.Claim) -> None:
-    """Give our first claim up when another spelling was claimed meanwhile; both look, so never do both go on."""
+    """Give our claim up when another spelling was claimed meanwhile; both look, so never do both go on."""
     rivals = _rivals(remote, made.name)
     if not rivals:
         return
-    ours = remote.stat(layout.claim(made.name, 1)).modified
+    ours = remote.stat(layout.claim(made.name, made.n)).modified
     for other, theirs in rivals.items():
         if ours >= theirs:
             reason = f"{other} has the same spelling but for case"
-            void(remote, registry, made.name, 1, reason=reason, by=made.owner.host)
+            void(remote, registry, made.name, made.n, reason=reason, by=made.owner.host)
             raise _collision(made.name, other)
 
 
@@ -193,7 +218,7 @@ def _collision(name: str, other: str) -> errors.NameTakenError:
 
 def _refuse_stranger(remote: Remote, name: str, first: Known, manifest: Manifest, *, share: bool) -> None:
     """Refuse a second kind under one name, and a second run unless the name is shared."""
-    began = parse(claims.load(remote, name, first)[0].manifest.encode(), layout.claim(name, 1))
+    began = parse(claims.load(remote, name, first)[0].manifest.encode(), layout.claim(name, first.n))
     if began.kind != manifest.kind:
         suffix = types.KIND_SUFFIX.get(manifest.kind, "-merged")
         raise errors.NameTakenError(

@@ -52,7 +52,6 @@ class _Head(msgspec.Struct):
     content: str
     prev: str | None
     derivation: str | None = None
-    home: str | None = None
 
 
 _heads: Final = msgspec.json.Decoder(_Head)
@@ -107,10 +106,10 @@ def examine(stored: bytes, registry: types.Registry, name: str, n: int, before: 
         raise _damaged(key, str(error)) from error
     if head.schema != types.SCHEMA_CLAIM or (head.name, head.n) != (name, n):
         raise _damaged(key, f"it says {shown(head.schema)}, {shown(head.name)} and number {head.n}")
-    if head.registry != registry.registry or head.home not in {None, registry.registry}:
+    if head.registry != registry.registry:
         raise errors.NameTakenError(
             f"{name} belongs to another registry",
-            why=f"{key} was written for registry {shown(head.home or head.registry)}, this one is {registry.registry}",
+            why=f"{key} was written for registry {shown(head.registry)}, this one is {registry.registry}",
             fix="publish to the home of the name, or choose another name",
         )
     if n > 1 and before is None:

@@ -73,7 +73,7 @@ def _refuse_diverged(mirror: CommitRemote, standing: Standing, claimed: Claimed)
             why = f"there is a tag v{claim.n} that is not ours"
     if ledger is None and standing.commit is not None:
         found = commit_publish.foreign(mirror.look(claim.name))
-        why = f"{found[0]} lies there, and no version of ours" if found else None
+        why = f"{found[0]} lies there, and no version of ours" if found else why
     if why is not None:
         raise errors.DivergedError(
             f"the mirror holds something else as {claim.name}@v{claim.n}",

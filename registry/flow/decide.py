@@ -94,7 +94,7 @@ def void(remote: Remote, registry: types.Registry, name: str, n: int, *, reason:
     stored = once.create(remote, layout.manifest(name, n), body)
     if stored is not None and not isinstance(decided(stored, layout.manifest(name, n)), Void):
         raise errors.ConflictError(
-            f"{name}@v{n} is committed", why="its manifest is there", fix=f"registry tag or withdraw {name}@v{n}"
+            f"{name}@v{n} is committed", why="its manifest is there", fix="a committed version can only be withdrawn"
         )
     clear_void(remote, name, n)
     feed.announce(remote, registry, [feed.void_entry(name, n, stored or body)])

@@ -1,7 +1,7 @@
 """What `manifest.json` of a version says: the manifest that was claimed, or that the number was given up."""
 
 from weighbridge.registry import layout
-from weighbridge.registry.errors import IntegrityError, NotFoundError, WithdrawnError
+from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WithdrawnError
 from weighbridge.registry.flow import once
 from weighbridge.registry.manifest import Manifest, parse, parse_json
 from weighbridge.registry.refs import shown
@@ -26,6 +26,16 @@ def decided(stored: bytes, what: str) -> Manifest | Void:
                 raise IntegrityError(f"{shown(what)} is damaged", why="it is neither a manifest nor a void")
             return Void(reason=reason, by=by if isinstance(by, str) else str(by))
     return parse(stored, what)
+
+
+def is_void(remote: Remote, name: str, n: int) -> bool:
+    """Tell whether a number was given up; a damaged decision gives nothing up."""
+    key = layout.manifest(name, n)
+    stored = once.look(remote, key)
+    try:
+        return stored is not None and isinstance(decided(stored, key), Void)
+    except (IntegrityError, UsageError):
+        return False
 
 
 def committed(remote: Remote, name: str, n: int) -> Manifest:

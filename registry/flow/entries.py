@@ -1,6 +1,7 @@
 """The entries of the feed: what makes one valid, and how many of them fold into the state they describe."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,12 @@ def check(entry: FeedEntry) -> None:
         sound = entry.source == layout.notes(name, n, last_number(entry))
     if not sound or len(entry.sha256) != 64:
         raise UsageError(f"an entry of {name} is not valid", why=f"{entry.type} of {entry.source}")
+
+
+def document(entry: FeedEntry) -> dict[str, Any]:
+    """Return an entry as it is stored: without what does not concern its type, but with both ends of a tag's move."""
+    told: dict[str, Any] = msgspec.to_builtins(entry)
+    return told | {"to": entry.to, "from": entry.from_} if entry.type == "tag" else told
 
 
 def last_number(entry: FeedEntry) -> int:

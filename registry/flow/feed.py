@@ -141,6 +141,7 @@ def note_entry(name: str, n: int, seq: int, stored: bytes, *, row: types.Row | N
 def encode(part: Part) -> bytes:
     """Return an object of the feed as it is stored."""
     document = msgspec.to_builtins(part) | {"schema": types.SCHEMA_FEED}
+    document["entries"] = [facts.document(entry) for entry in part.entries]
     if part.rebuild is None:
         del document["rebuild"]
     return canonical(document | {"sha256": sha256_bytes(canonical(document))})

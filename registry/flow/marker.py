@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from weighbridge.registry import layout, types
-from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError
+from weighbridge.registry.errors import IntegrityError, NotFoundError, SplitWritersError, UsageError
 from weighbridge.registry.flow import once
 from weighbridge.registry.manifest import canonical, parse_json
 from weighbridge.registry.refs import shown
@@ -17,12 +17,13 @@ FORMAT: Final = 1
 
 
 def open_registry(
-    remote: Remote, *, create: bool, mode: Literal["shared", "single-writer"] = "shared"
+    remote: Remote, *, create: bool, mode: Literal["shared", "single-writer"] = "shared", writer: str | None = None
 ) -> types.Registry:
     """Return the registry of a remote; `create` begins one where there is none. Of two that begin it, one does.
 
-    Raises NotFoundError where there is none and `create` is False, UsageError when a newer format must be understood to
-    read it, and IntegrityError when the marker is damaged.
+    Where the remote cannot refuse a taken key, the registry that begins belongs to `writer` alone. Raises NotFoundError
+    where there is none and `create` is False, UsageError when a newer format must be understood to read it or it cannot
+    be shared, and IntegrityError when the marker is damaged.
     """
     stored = once.look(remote, layout.MARKER)
     if stored is None:
@@ -32,30 +33,49 @@ def open_registry(
                 why=f"it holds no {layout.MARKER}",
                 fix="correct the URL, or begin a registry there with: registry init",
             )
-        if mode == "shared" and not remote.properties.conditional_create:
-            raise UsageError(
-                f"{shown(remote.url)} cannot be shared",
-                why="the store does not refuse a key that is taken, so two writers could overwrite each other",
-                fix="use it with one writer only, or choose another store",
-            )
-        begun = canonical(
-            types.Registry(
-                schema=types.SCHEMA_REGISTRY,
-                registry=str(uuid.uuid4()),
-                format=FORMAT,
-                min_reader=FORMAT,
-                min_writer=FORMAT,
-                mode=mode,
-            )
+        if not remote.properties.conditional_create and writer is not None:
+            mode = "single-writer"
+        _check_shared(remote, mode)
+        made = types.Registry(
+            schema=types.SCHEMA_REGISTRY,
+            registry=str(uuid.uuid4()),
+            format=FORMAT,
+            min_reader=FORMAT,
+            min_writer=FORMAT,
+            mode=mode,
+            writer=writer if mode == "single-writer" else None,
         )
+        document = {key: value for key, value in msgspec.to_builtins(made).items() if value is not None}
+        begun = canonical(document)
         stored = once.create(remote, layout.MARKER, begun) or begun
     return _parse(stored, remote.url)
 
 
-def check_writer(registry: types.Registry) -> None:
-    """Raise UsageError when the registry may only be written by a newer version."""
+def check_writer(registry: types.Registry, remote: Remote | None = None, owner: types.Owner | None = None) -> None:
+    """Raise UsageError when the registry may only be written by a newer version, or by nobody on such a remote.
+
+    Raises SplitWritersError when it belongs to another writer than `owner`.
+    """
     if registry.min_writer > FORMAT:
         raise _newer("write", registry.min_writer)
+    if remote is not None:
+        _check_shared(remote, registry.mode)
+    if owner is not None and registry.mode == "single-writer" and registry.writer not in {None, owner.daemon}:
+        raise SplitWritersError(
+            "this registry has one writer, and it is another",
+            why=f"it belongs to {shown(str(registry.writer))}, because its store cannot refuse a key that is taken",
+            fix="publish from there, or into another remote",
+            writer=registry.writer,
+        )
+
+
+def _check_shared(remote: Remote, mode: str) -> None:
+    if mode == "shared" and not remote.properties.conditional_create:
+        raise UsageError(
+            f"{shown(remote.url)} cannot be shared",
+            why="the store does not refuse a key that is taken, so two writers could overwrite each other",
+            fix='use another store, or begin a registry of one writer there: writers = "one", then registry push',
+        )
 
 
 def _parse(stored: bytes, url: str) -> types.Registry:

@@ -210,7 +210,7 @@ def sweep(target: Target) -> None:
         with suppress(ConflictError, OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             if _hold(descriptor, path):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
                 os.close(descriptor)
 
 

@@ -5,6 +5,7 @@ Every step can be repeated after a crash, by anybody who has the bytes.
 """
 
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -54,6 +55,7 @@ def prepare(
     mode: Mode = "auto",
     reserve: int = 0,
     transform: Mapping[str, bytes] | None = None,
+    made: Mapping[str, staging.Made] | None = None,
     staging_folder: Path | None = None,
     derivation: str | None = None,
     progress: Progress | None = None,
@@ -61,8 +63,9 @@ def prepare(
     """Stage and seal the files of one artifact for a name.
 
     Where the remote has a stage of its own, the copy is already the one that is published. For others it lies in
-    `staging_folder`; without one, or when `auto` finds no room there, the files are read in place (direct). Raises
-    SourceChangedError, VanishedError, DiskFullError, UsageError.
+    `staging_folder`; without one, or when `auto` finds no room there, the files are read in place (direct). What is
+    made out of a source (`made`) is always staged, at need in a temporary folder. Raises SourceChangedError,
+    VanishedError, DiskFullError, UsageError.
     """
     check_name(name)
     nonce = secrets.token_hex(16)
@@ -70,10 +73,15 @@ def prepare(
     own = place is not None
     if place is None and mode != "direct" and staging_folder is not None:
         place = staging_folder / nonce
+    if place is None and made:
+        mode = "copy"
+        place = Path(tempfile.mkdtemp(prefix="weighbridge-"))
     try:
-        bundle = staging.stage(files, place, mode=mode, transform=transform, reserve=reserve, progress=progress)
+        bundle = staging.stage(
+            files, place, mode=mode, transform=transform, made=made, reserve=reserve, progress=progress
+        )
     except errors.DiskFullError:
-        if own or mode != "auto":
+        if own or mode != "auto" or made:
             raise
         bundle = staging.stage(files, None, mode="direct", transform=transform, progress=progress)
     try:

@@ -13,7 +13,7 @@ from itertools import chain
 import msgspec
 
 from weighbridge.registry import layout
-from weighbridge.registry.errors import IntegrityError, UsageError
+from weighbridge.registry.errors import IntegrityError, MissingError, UsageError
 from weighbridge.registry.flow import feed, notes, once, tags
 from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.hashing import sha256_bytes
@@ -100,7 +100,7 @@ def _walk(remote: Remote, *, first_only: bool = False) -> Iterator[tuple[str, li
             for stat in [] if first_only else _beside(remote, name):
                 try:
                     told += _of_mark(remote, name, stat)
-                except (IntegrityError, UsageError) as error:
+                except (IntegrityError, MissingError, UsageError) as error:
                     wrong.append(f"{error.what}: {error.why}")
         yield name, told, wrong
 

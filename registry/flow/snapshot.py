@@ -49,7 +49,7 @@ class Snapshot(Value, frozen=True):
 
 def encode(seq: int, epoch: int, entries: Iterable[FeedEntry]) -> bytes:
     """Return a snapshot as it is stored; the same state gives the same bytes."""
-    lines = [canonical(entry) + b"\n" for entry in entries]
+    lines = [canonical(facts.document(entry)) + b"\n" for entry in entries]
     body = b"".join(lines)
     header = Header(schema=SCHEMA, seq=seq, epoch=epoch, rows=len(lines), sha256=sha256_bytes(body))
     return gzip.compress(canonical(header) + b"\n" + body, mtime=0)

@@ -10,6 +10,7 @@ visible. Nothing is ever written to the source's folder, not even a link.
 
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -18,10 +19,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
 
+from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.registry import disk, errors
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import check_paths, shown
@@ -57,6 +59,19 @@ class SourceFile(Value, frozen=True):
     role: str
     mtime_ns: int | None = None
     ino: int | None = None
+
+
+class Made(Protocol):
+    """A file that is made out of a source while it is staged: its length, and its bytes."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that `parts` will give."""
+        ...
+
+    def parts(self) -> Iterable[bytes]:
+        """Return the bytes, read from the source anew. Raises OSError, FormatFault."""
+        ...
 
 
 class SourceStat(Value, frozen=True):
@@ -97,26 +112,35 @@ def stage(
     *,
     mode: Mode = "auto",
     transform: Mapping[str, bytes] | None = None,
+    made: Mapping[str, Made] | None = None,
     reserve: int = 0,
     progress: Progress | None = None,
 ) -> Bundle:
     """Hash the files of an artifact and, unless in direct mode, take a private and durable copy of them in `place`.
 
     `place` is private to us and holds nothing else; after an error it is gone. `transform` gives bytes that replace a
-    file; `reserve` is the number of bytes that stay free on the disk. Raises SourceChangedError, VanishedError,
-    DiskFullError, and UsageError where a reflink is demanded and cannot be had.
+    file, `made` what is made out of one while it is read (always a copy, never direct); `reserve` is the number of
+    bytes that stay free on the disk. Raises SourceChangedError, VanishedError, DiskFullError, and UsageError where a
+    reflink is demanded and cannot be had.
     """
     replaced = dict(transform or {})
     check_paths([file.path for file in files])
-    strangers = sorted(replaced.keys() - {file.path for file in files})
+    converted = dict(made or {})
+    strangers = sorted((replaced.keys() | converted.keys()) - {file.path for file in files})
     if strangers:
         raise errors.UsageError(f"'{shown(strangers[0])}' cannot be replaced", why="it is not among the files")
     before = [_look(file) for file in files]
     if mode == "direct" or place is None:
+        if converted:
+            raise errors.UsageError(
+                f"{shown(min(converted))} cannot be published without a staging folder",
+                why="it is made out of another file, and what is published must be what was hashed",
+                fix='set staging = "auto" or "copy"',
+            )
         bundle = _direct(files, before, replaced, progress)
     else:
         try:
-            bundle = _copied(files, before, replaced, place, mode=mode, reserve=reserve, progress=progress)
+            bundle = _copied(files, before, replaced, converted, place, mode=mode, reserve=reserve, progress=progress)
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
@@ -196,6 +220,7 @@ def _copied(
     files: Sequence[SourceFile],
     before: Sequence[SourceStat],
     replaced: Mapping[str, bytes],
+    made: Mapping[str, Made],
     place: Path,
     *,
     mode: Mode,
@@ -205,7 +230,7 @@ def _copied(
     with disk.speaking(f"cannot stage in {shown(str(place))}"):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         folders = _make_folders([file.path for file in files], place)
-        copied = [known for known in before if known.path not in replaced]
+        copied = [known for known in before if known.path not in replaced and known.path not in made]
         clone = mode != "copy" and _can_clone(copied, place)
         if mode == "reflink" and not clone:
             raise errors.UsageError(
@@ -214,7 +239,8 @@ def _copied(
                 fix='set staging = "copy" or "auto"',
             )
         watch = _Watch(progress, place, reserve)
-        watch.demand(sum(map(len, replaced.values())) + (0 if clone else sum(known.size for known in copied)))
+        fresh = sum(map(len, replaced.values())) + sum(one.size for one in made.values())
+        watch.demand(fresh + (0 if clone else sum(known.size for known in copied)))
 
     def one(file: SourceFile, known: SourceStat) -> tuple[FileEntry, SourceStat]:
         target = place / file.path
@@ -224,6 +250,8 @@ def _copied(
                 if file.path in replaced:
                     disk.write_all(descriptor, replaced[file.path])
                     entry = _entry_of(file, replaced[file.path])
+                elif file.path in made:
+                    entry = _make(file, known, made[file.path], descriptor, moved=watch.moved)
                 else:
                     entry = _take(file, known, descriptor, clone=clone, moved=watch.moved)
                 os.fsync(descriptor)
@@ -259,6 +287,24 @@ def _take(file: SourceFile, known: SourceStat, target: int, *, clone: bool, move
     if size != known.size:
         raise _changed(file.path, f"{size} bytes were read, it had {known.size}")
     return FileEntry(path=file.path, size=size, sha256=digest, role=file.role)
+
+
+def _make(file: SourceFile, known: SourceStat, made: Made, target: int, *, moved: Progress) -> FileEntry:
+    """Write what is made out of a source; the source must be the same before and after."""
+    digest, size = hashlib.sha256(), 0
+    source = _open(known)
+    try:
+        for part in made.parts():
+            digest.update(part)
+            disk.write_all(target, part)
+            size += len(part)
+            moved(len(part))
+        _same(known, _stat(known.path, known.source, os.fstat(source)))
+    except FormatFault as fault:
+        raise _changed(file.path, fault.message) from fault
+    finally:
+        os.close(source)
+    return FileEntry(path=file.path, size=size, sha256=digest.hexdigest(), role=file.role)
 
 
 def _can_clone(copied: Sequence[SourceStat], place: Path) -> bool:

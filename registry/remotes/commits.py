@@ -112,6 +112,10 @@ class CommitRemote(Remote, Protocol):
         """Return the writer that is kept under a key (the content being published), or begin a new one."""
         ...
 
+    def edit(self, name: str, change: Change) -> str:
+        """Make a commit of small files alone and return its id. Raises what `Writer.commit` raises."""
+        ...
+
     def release(self, name: str, key: str) -> None:
         """Close a writer that is not needed any more."""
         ...

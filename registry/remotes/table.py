@@ -16,13 +16,13 @@ TABLE: Final = {
     "file": "weighbridge.registry.remotes.directory:open_directory",
     "memory": "weighbridge.registry.remotes.memory:open_memory",
     "s3": "weighbridge.registry.remotes.s3.remote:open_s3",
+    "hf": "weighbridge.registry.remotes.hub.remote:open_hub",
 }
 """Scheme -> "module:factory"; a factory takes the URL and an endpoint or None, those of `CONFIGURED` settings too."""
 
-CONFIGURED: Final = frozenset({"s3"})
+CONFIGURED: Final = frozenset({"s3", "hf"})
 """Schemes with settings of their own: region, addressing, and the like."""
 
-_LATER: Final = {"hf": "a Hugging Face Hub organisation"}
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -34,17 +34,11 @@ def scheme_of(url: str) -> str:
             raise errors.UsageError("a remote needs a URL", fix="write a path, or file:///path")
         return "file"
     scheme = match[1].lower()
-    if scheme in _LATER:
-        raise errors.UsageError(
-            f"'{shown(url)}' cannot be used yet",
-            why=f"{_LATER[scheme]} as a remote comes with a later version",
-            fix="use a folder: /path or file:///path",
-        )
     if scheme not in TABLE:
-        near = get_close_matches(scheme, [*TABLE, *_LATER], 1)
+        near = get_close_matches(scheme, TABLE, 1)
         raise errors.UsageError(
             f"'{shown(url)}' is no remote",
-            why=f"nothing is known of '{shown(scheme)}'; schemes are {', '.join([*TABLE, *_LATER])}",
+            why=f"nothing is known of '{shown(scheme)}'; schemes are {', '.join(TABLE)}",
             fix=f"did you mean {near[0]}://?" if near else "write a path, or file:///path",
         )
     return scheme

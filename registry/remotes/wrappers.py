@@ -152,7 +152,7 @@ class Retrying(Wrapper):
         while True:
             try:
                 for name in self.inner.folders(prefix):
-                    if seen is None or name.encode() > seen.encode():
+                    if seen is None or f"{name}/".encode() > f"{seen}/".encode():
                         seen = name
                         yield name
             except _AGAIN as error:

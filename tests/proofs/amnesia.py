@@ -1,7 +1,7 @@
 """Delete the daemon's memory, or give it a twin: the home remote is the truth, so every content is published once.
 
 First the state folder disappears beside a full remote; then two daemons with two states watch one folder and one remote
-while a trainer writes into it; then several people push one folder at the same time.
+while a trainer writes into it; then several people push at the same time, one folder or each their own.
 """
 
 import argparse
@@ -79,23 +79,39 @@ def crowd(folder: Path, *, people: int) -> str:
     """Let several people push the same folder at the same instant: one version, and all are told its number."""
     with Yard(folder) as yard:
         source = lora_adapter(yard.folder / "adapter", seed=1)
-        gate = threading.Barrier(people)
-
-        def push(_number: int) -> str:
-            gate.wait()
-            done = yard.push(source, "crowd")
-            return done.stdout.strip() if done.returncode == 0 else f"{done.returncode}: {done.stderr[-300:]}"
-
-        with ThreadPoolExecutor(people) as pool:
-            told = set(pool.map(push, range(people)))
-        if told != {"crowd@v1"}:
-            raise BrokenError(f"{people} pushes were told {sorted(told)}")
+        told = at_once(yard, [source] * people)
+        if set(told) != {"crowd@v1"}:
+            raise BrokenError(f"{people} pushes were told {sorted(set(told))}")
         yard.check(contents=1, closed=True, swept=0.0)
         return f"{people} pushes, one version"
 
 
+def market(folder: Path, *, people: int) -> str:
+    """Let several people push different folders under one name at the same instant: each gets a number of its own."""
+    with Yard(folder) as yard:
+        sources = [lora_adapter(yard.folder / f"adapter-{seed}", seed=seed) for seed in range(people)]
+        told = at_once(yard, sources)
+        if sorted(told) != sorted(f"crowd@v{n}" for n in range(1, people + 1)):
+            raise BrokenError(f"{people} pushes were told {sorted(told)}")
+        yard.check(contents=people, closed=True, swept=0.0)
+        return f"{people} pushes, {people} versions"
+
+
+def at_once(yard: Yard, sources: list[Path]) -> list[str]:
+    """Push folders at the same instant and return what each push printed."""
+    gate = threading.Barrier(len(sources))
+
+    def push(source: Path) -> str:
+        gate.wait()
+        done = yard.push(source, "crowd")
+        return done.stdout.strip() if done.returncode == 0 else f"{done.returncode}: {done.stderr[-300:]}"
+
+    with ThreadPoolExecutor(len(sources)) as pool:
+        return list(pool.map(push, sources))
+
+
 def main() -> int:
-    """Run all three and print what came out."""
+    """Run all parts and print what came out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--checkpoints", type=int, default=12, help="what the twins compete for (default 12)")
     parser.add_argument("--people", type=int, default=6)
@@ -104,6 +120,7 @@ def main() -> int:
         ("forgotten state", forgotten_state),
         ("twins", partial(twins, checkpoints=options.checkpoints)),
         ("crowd", partial(crowd, people=options.people)),
+        ("market", partial(market, people=options.people)),
     )
     violations = 0
     with tempfile.TemporaryDirectory(prefix="wb-amnesia-") as base:

@@ -1,7 +1,8 @@
 """Cut the power of the disk that holds remote, database and staging; nothing that was acknowledged may be gone.
 
-The disk is an ext4 in a file; its shutdown call drops everything that was not forced to it. Three ways to lose power:
-the instant a push was confirmed, the instant the daemon confirmed a drain, and a random moment in the middle of a push.
+The disk is an ext4 in a file; its shutdown call drops everything that was not forced to it. Four ways to lose power:
+the instant a push was confirmed, the instant the daemon confirmed a drain, a random moment in a push of some megabytes,
+and, where strace is there, just after each of many system calls of a push.
 """
 
 import argparse
@@ -11,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from weighbridge_testlib import mounts
+from weighbridge_testlib import kill, mounts
 from weighbridge_testlib.builders import lora_adapter, trainer_checkpoint
 from weighbridge_testlib.measure import noise
 from weighbridge_testlib.yard import BIN, BrokenError, Yard
@@ -79,6 +82,33 @@ def during_push(yard: Yard, disk: mounts.PowerLossDisk, turn: int) -> None:
         raise BrokenError(f"the push after the power loss failed: {again.stderr[-800:]}")
 
 
+def at_call(yard: Yard, disk: mounts.PowerLossDisk, turn: int, point: kill.Point) -> bool:
+    """Lose power just after one call of a push; return whether the push came to it."""
+    source = lora_adapter(yard.folder / f"small-{turn}", seed=4000 + turn)
+    command = [str(BIN / "registry"), *yard.push_arguments(source, f"call-{turn}")]
+    killed = kill.kill(command, point, env=yard.env, cwd=yard.folder, held=disk.cut)
+    if killed.fired:
+        disk.unmount()
+        disk.mount()
+    committed = yard.check(state=True)["committed"]
+    printed = killed.stdout.split()
+    if printed and printed[-1] not in committed:
+        raise BrokenError(f"{printed[-1]} was printed and is lost")
+    again = yard.push(source, f"call-{turn}")
+    if again.returncode != 0:
+        raise BrokenError(f"the push after the power loss failed: {again.stderr[-800:]}")
+    return killed.fired
+
+
+def calls_of_a_push(yard: Yard, disk: mounts.PowerLossDisk, limit: int) -> list[kill.Point]:
+    """Return at most `limit` calls of a push that change the remote, each to lose power after."""
+    source = lora_adapter(yard.folder / "small", seed=4000)
+    command = [str(BIN / "registry"), *yard.push_arguments(source, "call")]
+    found = kill.trace(command, disk.at, env=yard.env, cwd=yard.folder)
+    points = [point for point in found if point.after]
+    return points if len(points) <= limit else [points[i * len(points) // limit] for i in range(limit)]
+
+
 def disk_forgets(disk: mounts.PowerLossDisk) -> None:
     """See that this disk really loses what was not forced to it, else the rest would prove nothing."""
     kept, lost = disk.at / "kept", disk.at / "lost"
@@ -99,7 +129,12 @@ WAYS = (after_push, after_drain, during_push)
 def main() -> int:
     """Lose power so many times in each way and print what came out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10, help="power losses in each of the three ways (default 10)")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="power losses in each of the first three ways (default 6)"
+    )
+    parser.add_argument(
+        "--points", type=int, default=40, help="system calls of a push to lose power after (default 40)"
+    )
     options = parser.parse_args()
     reason = mounts.refused(loop=True)
     if reason:
@@ -112,15 +147,20 @@ def main() -> int:
         Yard(Path(base) / "yard", remote=disk.at / "remote", state=disk.at / "state") as yard,
     ):
         disk_forgets(disk)
-        for turn in range(3 * options.rounds):
-            way = WAYS[turn % 3]
+        ways: list[tuple[str, Callable[[], bool | None]]] = [
+            (f"{WAYS[turn % 3].__name__} {turn}", partial(WAYS[turn % 3], yard, disk, turn))
+            for turn in range(3 * options.rounds)
+        ]
+        if kill.available() is None:
+            points = calls_of_a_push(yard, disk, options.points)
+            ways += [(f"at {p}", partial(at_call, yard, disk, turn, p)) for turn, p in enumerate(points)]
+        for name, way in ways:
             try:
-                way(yard, disk, turn)
+                losses += way() is not False
                 yard.acknowledge_all()
             except BrokenError as error:
                 violations += 1
-                print(f"powerloss: {way.__name__} {turn}: {error}")
-            losses += 1
+                print(f"powerloss: {name}: {error}")
     print(f"powerloss: {losses} power losses, {violations} violations")
     return 1 if violations else 0
 

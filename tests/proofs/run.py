@@ -32,12 +32,13 @@ class Proof(NamedTuple):
 
 PROOFS = (
     Proof("crash", ("--points", "80"), ("--points", "8"), 840),
-    Proof("powerloss", (), ("--rounds", "2"), 180),
+    Proof("powerloss", (), ("--rounds", "1", "--points", "6"), 240),
     Proof("amnesia", (), (), 180),
     Proof("flip", ("--seeds", "200"), ("--seeds", "20"), 480),
     Proof("fulldisk", (), (), 240),
+    Proof("s3_faults", ("--rounds", "500"), ("--rounds", "40"), 600),
 )
-TOTAL = 25 * 60
+TOTAL = 35 * 60
 
 
 def install_strace() -> None:

@@ -121,9 +121,10 @@ class Line:
         with speaking(f"{what} at {self.host}", writes=writes):
             yield
 
-    def call(self, method: str, path: str, **given: Any) -> httpx2.Response:
-        """Send one request and return the answer; raises the library's errors, so it belongs inside `ask`."""
-        answer = get_session().request(method, f"{self.endpoint}{path}", headers=self.headers(), **given)
+    def call(self, method: str, path: str, *, more: Mapping[str, str] | None = None, **given: Any) -> httpx2.Response:
+        """Send one request, with `more` headers, and return the answer; belongs inside `ask`."""
+        headers = self.headers() | dict(more or {})
+        answer = get_session().request(method, f"{self.endpoint}{path}", headers=headers, **given)
         hf_raise_for_status(answer)
         self.heard(answer)
         return answer

@@ -19,6 +19,7 @@ from weighbridge.registry.refs import shown
 
 HOUR: Final = 3600.0
 _WORDS_MAX: Final = 300
+_LIBRARIES: Final = frozenset({"huggingface_hub", "hf_xet", "httpx2", "httpcore2"})
 
 _COMMITS: Final = re.compile(r"commit", re.IGNORECASE)
 _RATE: Final = re.compile(r"rate limit|too many|per hour|retry", re.IGNORECASE)
@@ -52,6 +53,10 @@ def translate(error: BaseException, what: str, *, writes: bool = False) -> error
         rule = RULES.get(kind)
         if rule is not None:
             return rule(error, what, writes)
+    if type(error).__name__ == "XetAuthenticationError":
+        return _login(error, what, writes)
+    if type(error).__module__.partition(".")[0] in _LIBRARIES:
+        return _later(error, what, writes)  # one of theirs that nobody is to meet, or a newer one
     if isinstance(error, (ConnectionError, RuntimeError, ValueError, OSError)):
         return _plain(error, what, writes)
     return errors.BugError(what, why=f"{type(error).__name__}: {_words(error)}")

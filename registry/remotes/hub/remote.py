@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from weighbridge.config.places import cache_dir
+from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.manifest import canonical
 from weighbridge.registry.refs import check_key, shown
@@ -38,7 +39,7 @@ ATTEMPTS: Final = 20
 """Commits of others between our look and our commit, after which somebody must be told."""
 
 
-def open_hub(url: str, endpoint: str | None = None) -> "HubRemote":
+def open_hub(url: str, endpoint: str | None = None, settings: RemoteSettings | None = None) -> "HubRemote":
     """Return the remote of `hf://organisation`. Raises UsageError for a URL with more or less in it."""
     owner = url.removeprefix("hf://").strip("/")
     if not owner or "/" in owner or not owner.replace("-", "").replace("_", "").replace(".", "").isalnum():
@@ -47,7 +48,7 @@ def open_hub(url: str, endpoint: str | None = None) -> "HubRemote":
             why="versions go into repositories of their own names",
             fix="write hf://ORGANISATION",
         )
-    return HubRemote(owner, endpoint=endpoint)
+    return HubRemote(owner, endpoint=endpoint, private=settings is None or settings.private)
 
 
 class HubRemote:
@@ -273,6 +274,10 @@ class HubRemote:
         found.begin()
         return found
 
+    def edit(self, name: str, change: Change) -> str:
+        """Make a commit of small files alone and return its id."""
+        return self.repositories.edit(name, change)
+
     def release(self, name: str, key: str) -> None:
         """End a writer that is not needed any more."""
         with self._lock:
@@ -353,35 +358,30 @@ class HubRemote:
 
     def _note(self, place: Place, body: bytes) -> None:
         """Add an object to the ledger of a name, on top of whatever is there."""
-        key = f"note {secrets.token_hex(8)}"
-        try:
-            for attempt in range(ATTEMPTS):
-                standing = self.look(place.name, whole=False)
-                if standing.commit is None or standing.ledger is None:
-                    raise errors.NotFoundError(
-                        f"there is no version of {place.name}", fix=f"registry ls --remote {self.url}"
-                    )
-                if place.path in standing.ledger.objects:
-                    raise errors.ExistsError(
-                        f"{shown(place.path)} of {place.name} is taken", why="its ledger holds an object of that key"
-                    )
-                at = spelled(self.now())
-                change = Change(
-                    parent=standing.commit,
-                    title=place.path.removesuffix(".json"),
-                    message="",
-                    small={LEDGER_FILE: encode(standing.ledger.noting(place.path, body, at))},
+        for attempt in range(ATTEMPTS):
+            standing = self.look(place.name, whole=False)
+            if standing.commit is None or standing.ledger is None:
+                raise errors.NotFoundError(
+                    f"there is no version of {place.name}", fix=f"registry ls --remote {self.url}"
                 )
-                try:
-                    self.writer(place.name, key).commit(change)
-                except errors.StaleHeadError:
-                    if attempt + 1 == ATTEMPTS:
-                        raise
-                    self._sleep(0.05 * (attempt + 1) * (0.5 + secrets.randbelow(100) / 100))
-                else:
-                    return
-        finally:
-            self.release(place.name, key)
+            if place.path in standing.ledger.objects:
+                raise errors.ExistsError(
+                    f"{shown(place.path)} of {place.name} is taken", why="its ledger holds an object of that key"
+                )
+            change = Change(
+                parent=standing.commit,
+                title=place.path.removesuffix(".json"),
+                message="",
+                small={LEDGER_FILE: encode(standing.ledger.noting(place.path, body, spelled(self.now())))},
+            )
+            try:
+                self.edit(place.name, change)
+            except errors.StaleHeadError:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+                self._sleep(0.05 * (attempt + 1) * (0.5 + secrets.randbelow(100) / 100))
+            else:
+                return
 
     def _ledger_at(self, name: str, commit: str) -> Ledger | None:
         """Return the ledger of a commit, which never changes. Raises IntegrityError."""

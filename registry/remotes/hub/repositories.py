@@ -1,15 +1,18 @@
 """The repositories of one organisation: what the Hub is asked about them, and the plain values it answers with."""
 
+import base64
 import functools
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from huggingface_hub import RepoFile
 
 from weighbridge.registry import errors
 from weighbridge.registry.refs import check_name, shown
-from weighbridge.registry.remotes.commits import Held
+from weighbridge.registry.remotes.commits import Change, Held
 from weighbridge.registry.remotes.hub.client import Line
 from weighbridge.registry.remotes.ledger import LEDGER_FILE
 
@@ -59,8 +62,11 @@ class Repositories:
         Raises NameTakenError for another spelling of the name, NotFoundError for a repository that was renamed.
         """
         repo = self.id(name)
+        wait = self.line.patience.answer  # the library says "no limit" here where it is told nothing
         try:
-            found = self.line.ask(f"cannot look at {repo}", lambda: self.line.api.model_info(repo))
+            found = self.line.ask(
+                f"cannot look at {repo}", functools.partial(self.line.api.model_info, repo, timeout=wait)
+            )
         except errors.MissingError:
             raise
         except errors.NotFoundError:
@@ -156,6 +162,25 @@ class Repositories:
             # A token that may not create may still write what is there; a lost answer may mean that it was made.
             if self.head(name) is None:
                 raise
+
+    def edit(self, name: str, change: Change) -> str:
+        """Make a commit of small files and deletions, and return its id. Raises StaleHeadError, OutcomeUnknownError."""
+        header = {"summary": change.title, "description": change.message, "parentCommit": change.parent}
+        lines: list[dict[str, Any]] = [{"key": "header", "value": header}]
+        for path, body in change.small.items():
+            text = base64.b64encode(body).decode()
+            lines.append({"key": "file", "value": {"path": path, "content": text, "encoding": "base64"}})
+        lines += [{"key": "deletedFile", "value": {"path": path}} for path in change.delete]
+        repo = self.id(name)
+        send = functools.partial(
+            self.line.call,
+            "POST",
+            f"/api/models/{repo}/commit/{quote(change.branch, safe='')}",
+            content=b"".join(json.dumps(line).encode() + b"\n" for line in lines),
+            more={"Content-Type": "application/x-ndjson"},
+            timeout=self.line.patience.commit,
+        )
+        return str(self.line.ask(f"cannot commit to {repo}", send, writes=True).json()["commitOid"])
 
     def tag(self, name: str, tag: str, commit: str) -> None:
         """Give a commit a tag. Raises ExistsError when it is there, wherever it stands."""

@@ -12,23 +12,28 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import botocore.config
 import botocore.loaders
 import botocore.session
+from botocore.exceptions import ResponseStreamingError
+from botocore.utils import determine_content_length
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors
 from weighbridge.registry.refs import check_key, shown
-from weighbridge.registry.remotes.s3.errors import CAUGHT, translate
+from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
 
 CONNECT_TIMEOUT: Final = 4.0
 """Seconds until a wrong address is an error: a person waits for it."""
 READ_TIMEOUT: Final = 60.0
 """Seconds without a byte until an answer is lost."""
 CONNECTIONS: Final = 32
+ASK_FROM: Final = 1 << 20
+"""Bytes of a body from which on the store may refuse a request before it is sent."""
 ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """Where the library finds an endpoint by itself."""
 
@@ -93,6 +98,7 @@ class Pace:
     MOST: Final = 5.0
 
     def __init__(self) -> None:
+        self.most = self.MOST
         self._pause = 0.0
         self._lock = threading.Lock()
 
@@ -104,7 +110,7 @@ class Pace:
     def slow(self) -> None:
         """Note that the store asked for fewer requests."""
         with self._lock:
-            self._pause = min(self.MOST, max(self.LEAST, self._pause * 2))
+            self._pause = min(self.most, max(self.LEAST, self._pause * 2))
 
     def well(self) -> None:
         """Note that a request went through."""
@@ -119,20 +125,34 @@ class Pace:
 
 
 class Connection:
-    """Sends requests to one bucket; made for many threads. Nothing is connected before the first request."""
+    """Sends requests to one bucket; made for many threads. Nothing is connected before the first request.
+
+    `counts` says how many requests of each kind were sent, `patience` is half the first pause before a repetition.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.pace = Pace()
         self.counts: Counter[str] = Counter()
+        self.patience = 0.1
         self._client: Any = None
         self._lock = threading.Lock()
         self._date: tuple[float, float] | None = None
 
-    def ask(self, operation: str, what: str, *, write: bool = False, tries: int = 1, **parameters: Any) -> Any:
+    def ask(
+        self,
+        operation: str,
+        what: str,
+        *,
+        write: bool = False,
+        tries: int = 1,
+        needs: Sequence[str] = (),
+        **parameters: Any,
+    ) -> Any:
         """Carry one request out and return the answer; `tries` repeats what was refused for now.
 
-        `write` marks what may not be repeated blindly; such a request is never tried twice here. Raises our errors.
+        `write` marks what may not be repeated blindly; such a request is never tried twice here. An answer that lacks
+        what the caller `needs` was damaged on its way. Raises our errors.
         """
         parameters["Bucket"] = self.place.bucket
         attempt = 1
@@ -141,14 +161,17 @@ class Connection:
             self.counts[operation] += 1
             try:
                 answer = getattr(self.client(), operation)(**parameters)
-            except CAUGHT as error:
+                _complete(answer, needs)
+            except (*CAUGHT, *SENSELESS) as error:
+                if isinstance(error, SENSELESS) and not is_senseless(error):
+                    raise
                 self._note(getattr(error, "response", None))
                 found = translate(error, what, self.place.url, write=write)
                 if found.data.get("slow"):
                     self.pace.slow()
                 if attempt >= tries or write or not isinstance(found, errors.RetryableError):
                     raise found from error
-                time.sleep(min(2.0, 0.1 * 2**attempt) * (0.5 + random.random() / 2))  # noqa: S311 - jitter
+                time.sleep(min(2.0, self.patience * 2**attempt) * (0.5 + random.random() / 2))  # noqa: S311 - jitter
                 attempt += 1
             else:
                 self._note(answer)
@@ -201,7 +224,7 @@ class Connection:
             region = place.region or session.get_config_variable("region")
             if region is None and _endpoint(place, session):
                 region = "us-east-1"  # what stores with an address of their own take for "wherever you are"
-            return session.create_client(
+            client = session.create_client(
                 "s3", region_name=region, endpoint_url=place.endpoint, verify=place.ca, config=config
             )
         except CAUGHT as error:
@@ -212,6 +235,8 @@ class Connection:
                 why=str(error),
                 fix="write endpoint as https://host",
             ) from error
+        client.meta.events.register_last("before-call.s3", _send_at_once)
+        return client
 
     def _note(self, answer: Any) -> None:
         """Remember the store's clock."""
@@ -221,6 +246,19 @@ class Connection:
         except (KeyError, ValueError, TypeError):
             return
         self._date = (told, time.monotonic())
+
+
+def _send_at_once(params: dict[str, Any], **_: Any) -> None:
+    """Do not ask whether a small body may be sent: that costs a round trip, and a second where nobody answers."""
+    body = params.get("body")
+    if hasattr(body, "read") and determine_content_length(body) < ASK_FROM:
+        params["headers"].pop("Expect", None)
+
+
+def _complete(answer: Any, needs: Sequence[str]) -> None:
+    lacking = [field for field in needs if answer.get(field) is None]
+    if lacking:
+        raise ResponseStreamingError(error=f"the answer lacks {', '.join(lacking)}")
 
 
 def _endpoint(place: Place, session: Any) -> bool:

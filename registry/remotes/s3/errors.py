@@ -26,6 +26,9 @@ CAUGHT: Final = (
 )
 """Everything a request can raise that is not a fault of our own."""
 
+SENSELESS: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, Warning)
+"""What the library's parser raises about an answer that was damaged; see `is_senseless`."""
+
 SLOW: Final = frozenset(
     {
         "SlowDown",
@@ -44,6 +47,9 @@ SLOW: Final = frozenset(
     }
 )
 """Codes that ask for fewer requests; nothing was carried out."""
+
+
+_PARSERS: Final = frozenset({f"botocore.{name}" for name in ("parsers", "handlers", "httpchecksum", "awsrequest")})
 
 
 class Rule(NamedTuple):
@@ -149,6 +155,7 @@ CLASSES: Final[Mapping[type[BaseException], Rule]] = {
     urllib3.exceptions.HTTPError: Rule("lost", "the answer broke off", _AGAIN),
     http.client.HTTPException: Rule("lost", "the answer broke off", _AGAIN),
     OSError: Rule("lost", None, _AGAIN),
+    **dict.fromkeys(SENSELESS, Rule("lost", "its answer makes no sense", _AGAIN)),
 }
 """Class -> meaning; a class that is not here has that of its nearest ancestor."""
 
@@ -274,6 +281,16 @@ def translate(
     return _make(rule.kind, what, why, rule.fix, place, write=write, data=dict(told or {}))
 
 
+def is_senseless(error: BaseException) -> bool:
+    """Tell whether an error arose while an answer was parsed; anywhere else it would be a fault of ours."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") in _PARSERS:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def code_of(error: BaseException) -> str:
     """Return S3's code of an error that a server sent, its HTTP status where it sent none, else nothing."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, boto.ClientError) else ""
@@ -310,6 +327,8 @@ def _by_status(code: str, status: int, *, write: bool, silent: bool) -> Rule:
         return Rule("range", None, None)
     if status == 409:
         return Rule("conflict", None, _AGAIN)
+    if status == 503 and not write:  # to HEAD even SlowDown has no words
+        return Rule("slow", "the store asks for fewer requests", _AGAIN)
     if status == 507:
         return Rule("full", None, "free some space on the store, then repeat")
     if 300 <= status < 400:

@@ -129,6 +129,7 @@ def _begin(job: Job) -> str:
         "create_multipart_upload",
         job.what,
         tries=_TRIES,
+        needs=("UploadId",),
         Key=job.link.key(job.key),
         Metadata={PART_SIZE_KEY: str(job.part)},
         **algorithm,
@@ -170,6 +171,8 @@ def uploads(link: Connection, prefix: str, *, exact: bool = False) -> Iterator[M
         what = f"cannot list the unfinished uploads of {shown(link.place.url)}"
         answer = link.ask("list_multipart_uploads", what, tries=_TRIES, Prefix=link.key(prefix), **at)
         for upload in answer.get("Uploads", ()):
+            if not {"Key", "UploadId", "Initiated"} <= set(upload):
+                raise errors.RetryableError(what, why="its answer was damaged on its way", fix="repeat")
             if not exact or upload["Key"] == link.key(prefix):
                 yield upload
         if not answer.get("IsTruncated") or not answer.get("NextKeyMarker"):
@@ -183,7 +186,7 @@ def _listed(job: Job, upload: str) -> Iterator[Mapping[str, Any]]:
         answer = job.link.ask(
             "list_parts", job.what, tries=_TRIES, Key=job.link.key(job.key), UploadId=upload, MaxParts=1000, **at
         )
-        parts = answer.get("Parts", ())
+        parts = [part for part in answer.get("Parts", ()) if {"PartNumber", "ETag"} <= set(part)]
         yield from parts
         if not answer.get("IsTruncated") or not parts:
             return
@@ -273,6 +276,7 @@ def _send_part(job: Job, upload: str, number: int, body: bytearray, listed: Mapp
             "upload_part",
             job.what,
             tries=_TRIES,
+            needs=("ETag",),
             Key=job.link.key(job.key),
             UploadId=upload,
             PartNumber=number,
@@ -319,7 +323,14 @@ def _confirmed(job: Job, etag: str, digests: list[bytes]) -> Sent:
     Raises OutcomeUnknownError when it does not tell: then the bytes have to be read.
     """
     try:
-        head = job.link.ask("head_object", job.what, tries=_TRIES, Key=job.link.key(job.key), ChecksumMode="ENABLED")
+        head = job.link.ask(
+            "head_object",
+            job.what,
+            tries=_TRIES,
+            needs=("ContentLength",),
+            Key=job.link.key(job.key),
+            ChecksumMode="ENABLED",
+        )
     except (errors.RetryableError, errors.MissingError) as error:
         raise errors.OutcomeUnknownError(
             job.what, why="it was sent and could not be looked at", fix="repeat"

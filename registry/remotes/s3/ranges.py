@@ -108,7 +108,9 @@ class Reader:
         """Ask for the first window; return its body and the size of the object."""
         wanted = f"bytes={offset}-{offset + self._window - 1}"
         try:
-            answer = self._link.ask("get_object", self._what, Key=self._link.key(self._key), Range=wanted)
+            answer = self._link.ask(
+                "get_object", self._what, needs=("ContentLength",), Key=self._link.key(self._key), Range=wanted
+            )
         except errors.WeighbridgeError as error:
             if error.data.get("kind") != "range":
                 raise

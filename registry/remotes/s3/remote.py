@@ -30,7 +30,7 @@ from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
 from weighbridge.registry.remotes.s3 import multipart
 from weighbridge.registry.remotes.s3.client import Connection, Place, place_of
-from weighbridge.registry.remotes.s3.errors import CAUGHT, translate
+from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
 from weighbridge.registry.remotes.s3.ranges import Budget, Reader
@@ -57,7 +57,13 @@ class S3Remote:
     """A bucket, or a folder in one, as a remote; safe for many threads, processes and machines at once."""
 
     def __init__(
-        self, place: Place, *, record: Path | None = None, single: int = SINGLE, part: int = multipart.PART
+        self,
+        place: Place,
+        *,
+        record: Path | None = None,
+        single: int = SINGLE,
+        part: int = multipart.PART,
+        workers: int = PARALLEL,
     ) -> None:
         self.link = Connection(place)
         self.probe = Probe(self.link, record)
@@ -65,9 +71,10 @@ class S3Remote:
         self._part = part
         self._sending = Budget(MEMORY)
         self._reading = Budget(MEMORY // 2)
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="s3")
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="s3")
         self._proofs: dict[str, multipart.Sent] = {}
         self._lock = threading.Lock()
+        self._alone = threading.Lock()
         self._bucket_seen = False
 
     @property
@@ -148,7 +155,9 @@ class S3Remote:
                     raise errors.IntegrityError(
                         f"{shown(key)} is damaged", why=f"its bytes do not fit its checksum at {shown(self.url)}"
                     ) from error
-            except CAUGHT as error:
+            except (*CAUGHT, *SENSELESS) as error:
+                if isinstance(error, SENSELESS) and not is_senseless(error):
+                    raise
                 raise translate(error, what, self.url) from error
             finally:
                 body.close()
@@ -183,7 +192,7 @@ class S3Remote:
         whole = self.link.key(prefix)
         names = set()
         for answer in self._answers(prefix, Delimiter="/"):
-            names |= {entry["Prefix"][len(whole) : -1] for entry in answer.get("CommonPrefixes", ())}
+            names |= {str(entry.get("Prefix", ""))[len(whole) : -1] for entry in answer.get("CommonPrefixes", ())}
         # The probe's folder is no one's, and some servers show it for a while after its last object.
         ours = {""} if prefix else {"", FOLDER.partition("/")[0]}
         yield from sorted(names - ours, key=lambda name: f"{name}/".encode())
@@ -277,21 +286,22 @@ class S3Remote:
         extra = {**self._given(payload=False), **given, **multipart.checks(can.sha256, body, digest)}
         if (kind := _TYPES.get(Path(key).suffix)) is not None:
             extra["ContentType"] = kind
+        extra |= {"Key": self.link.key(key), "Body": body}
         if can.conditional_put:
-            extra["IfNoneMatch"] = "*"
-        else:
-            multipart.refuse_taken(self.link, key)
-        answer = self.link.ask("put_object", what, write=True, Key=self.link.key(key), Body=body, **extra)
-        if can.conditional_put:
+            answer = self.link.ask("put_object", what, write=True, IfNoneMatch="*", **extra)
             if can.sha256 and answer.get("ChecksumSHA256") != multipart.spelled(digest):
                 self._read_back(key, len(body), digest.hex())
-        elif look and self.read(key) != body:
-            raise errors.SplitWritersError(
-                f"{shown(self.url)} has a second writer",
-                why=f"{shown(key)} holds other bytes than were just written, and this store cannot refuse that",
-                fix="let one machine publish there, or use a store with conditional writes",
-                key=key,
-            )
+            return
+        with self._alone:  # our own threads at least do not overwrite each other
+            multipart.refuse_taken(self.link, key)
+            self.link.ask("put_object", what, write=True, **extra)
+            if look and self.read(key) != body:
+                raise errors.SplitWritersError(
+                    f"{shown(self.url)} has a second writer",
+                    why=f"{shown(key)} holds other bytes than were just written, and this store cannot refuse that",
+                    fix="let one machine publish there, or use a store with conditional writes",
+                    key=key,
+                )
 
     def _refuse_compared(self, key: str, descriptor: int, size: int, sha256: str) -> None:
         """Raise ExistsError when the key is taken, once its file was compared with ours by the server's checksum."""
@@ -335,7 +345,13 @@ class S3Remote:
     def _head(self, key: str) -> Any:
         what = f"cannot look at {shown(key)}"
         try:
-            head = self.link.ask("head_object", what, Key=self.link.key(key), ChecksumMode="ENABLED")
+            head = self.link.ask(
+                "head_object",
+                what,
+                needs=("ContentLength", "LastModified"),
+                Key=self.link.key(key),
+                ChecksumMode="ENABLED",
+            )
         except errors.MissingError:
             self._see_bucket()
             raise
@@ -382,11 +398,12 @@ class S3Remote:
         skip = len(self.link.place.prefix)
         for answer in self._answers(prefix, **given):
             for entry in answer.get("Contents", ()):
-                key = str(entry["Key"])
-                if not key.startswith(self.link.key(prefix)):
-                    raise errors.IntegrityError(
-                        f"{shown(self.url)} lists what was not asked for",
-                        why=f"{shown(key)} does not begin with {shown(self.link.key(prefix))}",
+                key = str(entry.get("Key", ""))
+                if not key.startswith(self.link.key(prefix)) or not {"Size", "LastModified"} <= set(entry):
+                    raise errors.RetryableError(
+                        f"cannot list {shown(prefix)} in {shown(self.url)}",
+                        why=f"its answer was damaged on its way: {shown(key) or 'an entry'} was not asked for",
+                        fix="repeat; where it goes on, ask who runs the store",
                     )
                 if not key.endswith("/"):  # what some consoles make as a folder is no object of ours
                     yield Stat(key[skip:], int(entry["Size"]), None, entry["LastModified"].timestamp())

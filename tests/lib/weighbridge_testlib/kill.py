@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -107,8 +107,16 @@ def points(log: str, root: Path) -> list[Point]:
     return list(found.values())
 
 
-def kill(command: Sequence[str], point: Point, *, env: Mapping[str, str], cwd: Path, timeout: float = 60) -> Killed:
-    """Run a command and kill all of it at a point."""
+def kill(
+    command: Sequence[str],
+    point: Point,
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    timeout: float = 60,
+    held: Callable[[], None] | None = None,
+) -> Killed:
+    """Run a command and kill all of it at a point; `held` is called first, while the command hangs *after* the call."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "trace"
         fault = f"delay_exit={_HOLD}" if point.after else "signal=SIGKILL"
@@ -129,6 +137,8 @@ def kill(command: Sequence[str], point: Point, *, env: Mapping[str, str], cwd: P
         )
         fired = _await_hold(process, log, timeout) if point.after else False
         if fired:
+            if held is not None:
+                held()
             _end(process.pid)
         try:
             stdout, stderr = process.communicate(timeout=timeout)

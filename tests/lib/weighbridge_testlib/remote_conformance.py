@@ -314,6 +314,13 @@ class RemoteConformance(ABC):
         assert list(remote.folders("")) == ["models"]
         assert list(remote.folders("models/a/v1/")) == []
 
+    def test_folders_whose_names_begin_alike(self, remote: Remote) -> None:
+        """A folder whose name begins with another's comes in the order of keys, and none is lost on the way."""
+        for name in ("a", "a-b", "a.b", "a0", "ab"):
+            remote.create(f"models/{name}/v1/x", b"")
+        assert list(remote.folders("models/")) == ["a-b", "a.b", "a", "a0", "ab"]
+        assert list(Retrying(remote).folders("models/")) == ["a-b", "a.b", "a", "a0", "ab"]
+
     def test_a_deleted_object_is_gone(self, remote: Remote) -> None:
         """A deleted key is missing, not listed and free again; deleting it twice is no error."""
         remote.create("models/m/v1/x", b"1")

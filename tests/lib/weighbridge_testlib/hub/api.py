@@ -397,6 +397,7 @@ def commit(hub: TestHub, request: Request) -> Answer:
     if not lines or lines[0]["key"] != "header":
         raise Refused(400, None, "the first line of a commit is its header")
     header = lines[0]["value"]
+    hub.parents.append(header.get("parentCommit"))
     changes = []
     for line in lines[1:]:
         value = dict(line["value"])

@@ -142,6 +142,10 @@ class TestHub:
         """What went wrong in the test Hub itself; whoever closes it should look."""
         self.cas = cas.Cas()
         self.parts: dict[str, dict[int, bytes]] = {}
+        self.parents: list[str | None] = []
+        """The parent that each commit request named."""
+        self.watch: Callable[[str, str], None] = lambda _when, _line: None
+        """Told "before" and "after" each request is carried out, with its `METHOD path`."""
         self.cas_host: str | None = None
         """Another host to name as the content-addressed store, for a client that cannot reach it."""
         self._routes = [*api.ROUTES.table, *files.ROUTES.table, *cas.ROUTES.table]
@@ -330,15 +334,11 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             # Storage and the content-addressed store have tokens of their own, in the address or for a short time.
             token = None if path.startswith(("/_storage", "/_cas", "/_lfs/complete")) else hub.store.who(bearer)
-            request = Request(
-                self.command,
-                path,
-                parse_qs(query, keep_blank_values=True),
-                {k.lower(): v for k, v in self.headers.items()},
-                body,
-                token,
-            )
-            answer = hub.answer(request)
+            headers = {k.lower(): v for k, v in self.headers.items()}
+            asked = parse_qs(query, keep_blank_values=True)
+            hub.watch("before", f"{self.command} {path}")
+            answer = hub.answer(Request(self.command, path, asked, headers, body, token))
+            hub.watch("after", f"{self.command} {path}")
         except Refused as refusal:
             answer = refused(refusal)
         except Exception:  # noqa: BLE001 - reported by `serve`

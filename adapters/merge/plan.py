@@ -1,0 +1,322 @@
+"""From headers to a plan: one step for every tensor of the result, in the files and at the places they will have.
+
+Where no dtype and no shape changes, headers, shards and offsets stay as they are. Everything that stands against the
+merge is a finding, never a guess.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from weighbridge.adapters.formats.safetensors import BITS, product
+from weighbridge.adapters.merge.adapter import Adapter, computable
+from weighbridge.adapters.merge.base import EMBEDDINGS, Base
+from weighbridge.adapters.merge.place import Placed, place
+from weighbridge.adapters.merge.values import DTYPES, WIDTH, Origin, OutFile, Plan, Source, Step
+from weighbridge.adapters.whole import some
+from weighbridge.registry import findings
+from weighbridge.registry.types import Finding
+
+_ALIGN: Final = 8
+
+
+class Planned(NamedTuple):
+    """A plan (None where something stands against it), its facts and findings, and what the config must say."""
+
+    plan: Plan | None
+    facts: dict[str, Any]
+    findings: list[Finding]
+    untied: bool = False
+    vocabulary: int | None = None
+    listing: dict[str, Any] | None = None
+    """The index to write; None: the base's as it is, or none."""
+    copies: tuple[tuple[str, Origin], ...] = ()
+    """(tensor of the base, the adapter's copy of it), to be compared."""
+
+
+def make(
+    base: Base, adapters: Mapping[str, Adapter], sources: tuple[Source, ...], dtype: str | None, subject: str
+) -> Planned:
+    """Return the plan of a merge; `adapters` by their subjects, `sources` the base's files and then theirs.
+
+    `dtype` is a name of DTYPES, None keeps every tensor's own; `subject` is the base's config.
+    """
+    placed = place(base, adapters)
+    found = list(placed.found)
+    facts: dict[str, Any] = {}
+    if placed.mismatch:
+        found.append(_misfits(base, adapters, placed, subject))
+        facts["shape_mismatch"] = placed.mismatch
+    _settle_heads(base, adapters, placed, found, subject)
+    vocabulary = _vocabulary(base, placed, found, facts, subject)
+    found += [_both(name) for name in sorted(placed.factors.keys() & placed.whole.keys())]
+    for name in [*placed.factors, *placed.rows, *placed.terms, *placed.whole]:
+        origin = placed.whole.get(name) or base.places[placed.new.get(name, name)]
+        if not computable(base.places[placed.new.get(name, name)]) or not computable(origin):
+            found.append(_not_a_number(name, origin))
+    untied = bool(placed.new)
+    if untied:
+        facts["must_untie"] = True
+        found.append(_untied(base, sorted(placed.new), subject))
+    touched = {*placed.factors, *placed.rows, *placed.terms, *placed.whole} - placed.new.keys()
+    facts["changed_tensors"] = sorted(touched)
+    if any(f.severity == "block" for f in found):
+        return Planned(None, facts, found)
+    files, moved = _files(base, placed, DTYPES[dtype] if dtype else None)
+    plan = Plan(
+        sources=sources,
+        files=tuple(files),
+        dtype=_main(files),
+        base_files=len(base.sources),
+        adapters=tuple(adapter.file for adapter in adapters.values()),
+    )
+    return Planned(plan, facts, found, untied, vocabulary, _index(base, files) if moved else None, tuple(placed.copies))
+
+
+# ------------------------------------------------------------------------------------------------- embeddings and heads
+
+
+def _settle_heads(
+    base: Base, adapters: Mapping[str, Adapter], placed: Placed, found: list[Finding], subject: str
+) -> None:
+    """Give the head a tensor of its own where embedding and head, tied so far, part."""
+    embedding = base.embedding
+    if not base.tied or embedding is None or base.head is not None:
+        return
+    changed = embedding in placed.factors or embedding in placed.whole
+    if changed and not placed.new and not placed.kept_tied and not _stays_tied(adapters, placed, embedding):
+        prefix = "language_model." if embedding.startswith("language_model.") else ""
+        placed.new[f"{prefix}lm_head.weight"] = embedding
+    if placed.new and (base.config.get("is_encoder_decoder") is True or str(base.config.get("model_type")) == "t5"):
+        found.append(
+            findings.finding(
+                "merge-ambiguous",
+                subject,
+                "embedding and head would have to part, and this family scales its output by whether they are tied",
+                "train embedding and head together, or serve the adapter beside its base",
+                mergeable=False,
+            )
+        )
+
+
+def _stays_tied(adapters: Mapping[str, Adapter], placed: Placed, embedding: str) -> bool:
+    """Return whether an embedding that is replaced stands for the head, too.
+
+    One that was saved because its vocabulary grew belongs to a model that was tied when it was saved; one that was
+    trained as a saved module left the head behind, unless the tying was asked for.
+    """
+    if embedding not in placed.whole:
+        return False
+    for adapter in adapters.values():
+        if adapter.config.get("ensure_weight_tying") is True:
+            return True
+        saved = adapter.config.get("modules_to_save")
+        names = [str(name) for name in saved] if isinstance(saved, list) else []
+        if any(name.rpartition(".")[2] in EMBEDDINGS for name in names):
+            return False
+    return True
+
+
+def _vocabulary(base: Base, placed: Placed, found: list[Finding], facts: dict[str, Any], subject: str) -> int | None:
+    """Return the new number of embedding rows, None where it stays; both ends must agree on it."""
+    ends = {
+        name: (
+            placed.whole[name].shape[0] if name in placed.whole else base.places[placed.new.get(name, name)].shape[0]
+        )
+        for name in (base.embedding, base.head, *placed.new)
+        if name is not None
+    }
+    resized = [
+        n for n in placed.whole if n in ends and placed.whole[n].shape[0] != base.places[placed.new.get(n, n)].shape[0]
+    ]
+    if not resized:
+        return None
+    rows = placed.whole[resized[0]].shape[0]
+    old = base.places[placed.new.get(resized[0], resized[0])].shape[0]
+    facts |= {"adapter_vocab": rows, "base_vocab": old}
+    if len(set(ends.values())) != 1:
+        found.append(
+            findings.finding(
+                "merge-vocabulary-torn",
+                subject,
+                "after the merge embedding and head would have different vocabularies: "
+                + ", ".join(f"{name} {count} rows" for name, count in sorted(ends.items())),
+                "save the adapter with both (save_embedding_layers=True)",
+                adapter_vocab=rows,
+                base_vocab=old,
+            )
+        )
+    else:
+        found.append(
+            findings.finding(
+                "merge-vocabulary-grows" if rows > old else "merge-vocabulary-shrinks",
+                subject,
+                f"the adapter brings an embedding of {rows} rows, the base has {old}: the result has the adapter's",
+                "serve the result with the adapter's tokenizer, which goes with it",
+                adapter_vocab=rows,
+                base_vocab=old,
+            )
+        )
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------- files and headers
+
+
+def _files(base: Base, placed: Placed, wanted: str | None) -> tuple[list[OutFile], bool]:
+    """Return the files of the result, and whether any of their headers had to be written anew."""
+    paths = sorted(set(base.weights.owners.values()))
+    home = base.weights.owners[base.embedding] if base.embedding is not None else paths[0]
+    files: list[OutFile] = []
+    moved = False
+    main = base.main_dtype
+    for path in paths:
+        names = sorted(
+            (name for name, owner in base.weights.owners.items() if owner == path),
+            key=lambda name: base.places[name].at,
+        )
+        names += sorted(placed.new) if path == home else []
+        steps = [_step(name, base, placed, wanted, main) for name in names]
+        header = base.headers[path]
+        same = all(s.name in base.places and _size(s) == _bytes(base.places[s.name]) for s in steps) and len(
+            names
+        ) == _listed(header)
+        same = same and all(
+            s.dtype == base.places[s.name].dtype and s.shape == base.places[s.name].shape for s in steps
+        )
+        if not same:
+            steps.sort(key=lambda s: -WIDTH.get(s.dtype, 1))
+            header, steps = _header(header, steps)
+            moved = True
+        size = len(header) + sum(_size(s) for s in steps)
+        files.append(OutFile(path=path, header=header, steps=tuple(steps), size=size))
+    return files, moved
+
+
+def _step(name: str, base: Base, placed: Placed, wanted: str | None, main: str | None) -> Step:
+    stored = base.places[placed.new.get(name, name)]
+    whole = placed.whole.get(name)
+    return Step(
+        name=name,
+        shape=whole.shape if whole is not None else stored.shape,
+        dtype=_dtype(stored.dtype, wanted, main),
+        origin=whole or stored,
+        at=stored.at,
+        base=stored if whole is not None and whole.shape == stored.shape else None,
+        factors=tuple(placed.factors.get(name, ())),
+        magnitude=placed.magnitudes.get(name),
+        rows=placed.rows.get(name),
+        term=placed.terms.get(name),
+        replaced=whole is not None,
+        columns=placed.columns.get(name, 0),
+    )
+
+
+def _dtype(stored: str, wanted: str | None, main: str | None) -> str:
+    """Return the dtype a tensor gets: the wanted one, unless the base keeps it in a wider one on purpose."""
+    if wanted is None or stored not in WIDTH or stored == wanted:
+        return stored
+    return wanted if stored == main or WIDTH[wanted] > WIDTH[stored] else stored
+
+
+def _header(old: bytes, steps: list[Step]) -> tuple[bytes, list[Step]]:
+    document: dict[str, Any] = {}
+    metadata = json.loads(old[8:]).get("__metadata__")
+    if metadata is not None:
+        document["__metadata__"] = metadata
+    at = 0
+    spans: list[int] = []
+    for step in steps:
+        end = at + _size(step)
+        document[step.name] = {"dtype": step.dtype, "shape": list(step.shape), "data_offsets": [at, end]}
+        spans.append(at)
+        at = end
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGN)
+    header = len(text).to_bytes(8, "little") + text
+    return header, [_moved(step, len(header) + at) for step, at in zip(steps, spans, strict=True)]
+
+
+def _moved(step: Step, at: int) -> Step:
+    return Step(**{name: getattr(step, name) for name in step.__struct_fields__ if name != "at"}, at=at)
+
+
+def _listed(header: bytes) -> int:
+    document = json.loads(header[8:])
+    return len(document) - ("__metadata__" in document)
+
+
+def _size(step: Step) -> int:
+    if step.dtype in WIDTH:
+        return product(step.shape) * WIDTH[step.dtype]
+    return _bytes(step.origin)
+
+
+def _bytes(origin: Origin) -> int:
+    return origin.count * BITS[origin.dtype] // 8
+
+
+def _index(base: Base, files: list[OutFile]) -> dict[str, Any] | None:
+    """Return the index of the written files, None for a model in one file."""
+    if base.weights.index is None:
+        return None
+    old = json.loads((base.root / base.weights.index).read_bytes())
+    total = sum(_size(step) for file in files for step in file.steps)
+    metadata = {**(old.get("metadata") or {}), "total_size": total}
+    if "total_parameters" in metadata:
+        metadata["total_parameters"] = sum(product(step.shape) for file in files for step in file.steps)
+    weight_map = {step.name: file.path for file in files for step in file.steps}
+    return {**old, "metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
+
+
+def _main(files: list[OutFile]) -> str:
+    sizes: dict[str, int] = {}
+    for file in files:
+        for step in file.steps:
+            sizes[step.dtype] = sizes.get(step.dtype, 0) + _size(step)
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+# ------------------------------------------------------------------------------------------------------------ findings
+
+
+def _misfits(base: Base, adapters: Mapping[str, Adapter], placed: Placed, subject: str) -> Finding:
+    named = [str(a.config.get("base_model_name_or_path")) for a in adapters.values()]
+    first = next(iter(sorted(placed.mismatch)))
+    needs, has = placed.mismatch[first]
+    return findings.finding(
+        "merge-shape-mismatch",
+        subject,
+        f"{len(placed.mismatch)} tensors do not fit: {first} has {has} in this base, the adapter needs {needs}; the "
+        f"adapter was trained on {some(named)}",
+        f"merge into {named[0]}" if named[0] != "None" else "merge into the base the adapter was trained on",
+        shape_mismatch=placed.mismatch,
+        base_model=named[0] if named[0] != "None" else None,
+        base_root=base.root.name,
+    )
+
+
+def _both(name: str) -> Finding:
+    return findings.finding(
+        "merge-ambiguous", name, f"{name} is replaced as a whole and has matrices of its own: which comes first is open"
+    )
+
+
+def _not_a_number(name: str, origin: Origin) -> Finding:
+    return findings.finding(
+        "merge-not-streamed",
+        name,
+        f"{name} is stored as {origin.dtype}: a delta cannot be added to it",
+        mergeable=False,
+    )
+
+
+def _untied(base: Base, heads: list[str], subject: str) -> Finding:
+    assert base.embedding is not None
+    return findings.finding(
+        "merge-unties",
+        subject,
+        f"the adapter changes one end of a tied pair ({base.embedding} and the head): the result gets "
+        f"{', '.join(heads)} as a tensor of its own and tie_word_embeddings = false",
+        must_untie=True,
+    )

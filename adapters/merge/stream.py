@@ -1,0 +1,188 @@
+"""Write one file of the result: read a block, change, round, hash and write it; memory does not grow with the model.
+
+Source files are only ever opened for reading; the file is written at its own place and never linked to the base's.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from weighbridge.adapters.formats.safetensors import BITS
+from weighbridge.adapters.merge import block
+from weighbridge.adapters.merge.block import Array, Room
+from weighbridge.adapters.merge.tally import Tally
+from weighbridge.adapters.merge.values import Origin, OutFile, Plan, Step
+
+Progress = Callable[[int], None]
+EVERY: Final = 16
+"""Of a large merge every so manieth block is looked at for the share that stayed; of a small one all."""
+
+SMALL: Final = 64 << 20
+"""Bytes of touched tensors up to which a merge is small."""
+
+_FLOAT_BYTES: Final = 8
+
+
+class Written(NamedTuple):
+    """One file as it was written."""
+
+    path: str
+    size: int
+    sha256: str
+    tallies: dict[str, Tally]
+
+
+class Files:
+    """The source files of a plan, open for reading. A context manager."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._descriptors = [os.open(s.path, os.O_RDONLY | os.O_CLOEXEC) for s in plan.sources]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+    def into(self, file: int, at: int, buffer: memoryview) -> None:
+        """Fill a buffer from a place in a file. Raises OSError where the file ends before."""
+        read_into(self._descriptors[file], at, buffer)
+
+    def load(self, origin: Origin) -> Array:
+        """Return a whole tensor, in its own dtype and shape."""
+        raw = bytearray(byte_count(origin))
+        self.into(origin.file, origin.at, memoryview(raw))
+        return np.frombuffer(raw, block.dtype_of(origin.dtype)).reshape(origin.shape)
+
+    def rows(self, origin: Origin, columns: int, start: int, stop: int, room: Room) -> Array:
+        """Return some rows of a tensor seen as a matrix, in its own dtype; the next call uses the memory again."""
+        kind = block.dtype_of(origin.dtype)
+        space = room.take("raw", (stop - start, columns), kind)
+        self.into(origin.file, origin.at + start * columns * kind.itemsize, flat(space))
+        return space
+
+
+def flat(array: Array) -> memoryview:
+    """Return the bytes of an array whose rows follow each other, to be read or filled."""
+    raw: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(raw)
+
+
+def read_into(descriptor: int, at: int, buffer: memoryview) -> None:
+    """Fill a buffer from a place in an open file. Raises OSError where the file ends before."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(descriptor, [buffer[done:]], at + done)
+        if not count:
+            raise OSError(f"the file ends {len(buffer) - done} bytes too early")
+        done += count
+
+
+def byte_count(origin: Origin) -> int:
+    """Return the bytes of a stored tensor."""
+    return origin.count * BITS[origin.dtype] // 8
+
+
+def every(plan: Plan) -> int:
+    """Return the distance of the blocks that are looked at."""
+    touched = sum(byte_count(step.origin) for step in plan.steps if step.factors)
+    return 1 if touched <= SMALL else EVERY
+
+
+class _Sink:
+    """The written file and its digest."""
+
+    def __init__(self, descriptor: int, progress: Progress) -> None:
+        self._descriptor = descriptor
+        self._progress = progress
+        self.digest = hashlib.sha256()
+        self.at = 0
+
+    def put(self, data: Any) -> None:
+        view = flat(data) if isinstance(data, np.ndarray) else memoryview(data)
+        self.digest.update(view)
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._descriptor, view[done:], self.at + done)
+        self.at += len(view)
+        self._progress(len(view))
+
+
+def write(file: OutFile, files: Files, target: str, look: int, progress: Progress) -> Written:
+    """Write one file durably and return its digest. Raises OSError, ArithmeticError that names the tensor."""
+    descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        sink = _Sink(descriptor, progress)
+        sink.put(file.header)
+        room = Room()
+        tallies: dict[str, Tally] = {}
+        for step in file.steps:
+            if sink.at != step.at:
+                raise AssertionError(f"{step.name} would begin at {sink.at}, not at {step.at}")
+            if step.verbatim:
+                _copy(step, files, sink, room)
+                continue
+            try:
+                tally = _change(step, files, sink, room, look)
+            except ArithmeticError as error:
+                raise ArithmeticError(f"{step.name}: {error}") from error
+            if tally is not None:
+                tallies[step.name] = tally
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return Written(file.path, sink.at, sink.digest.hexdigest(), tallies)
+
+
+def _copy(step: Step, files: Files, sink: _Sink, room: Room) -> None:
+    total = byte_count(step.origin)
+    for start, stop in block.spans(total, block.BLOCK):
+        space = room.take("copy", (1, stop - start), np.uint8)[0]
+        files.into(step.origin.file, step.origin.at + start, flat(space))
+        sink.put(space)
+
+
+def _change(step: Step, files: Files, sink: _Sink, room: Room, look: int) -> Tally | None:
+    it = block.prepare(step, files.load)
+    norms = column_norms(it, files, room) if step.magnitude is not None and step.magnitude.columns else None
+    rows, columns = step.matrix
+    width = max(block.dtype_of(step.origin.dtype).itemsize, block.dtype_of(step.dtype).itemsize)
+    tally = Tally() if step.factors else None
+    size = block.block_rows(columns, width)
+    for number, (start, stop) in enumerate(block.spans(rows, size)):
+        raw = files.rows(step.origin, columns, start, stop, room)
+        values = room.take("values", raw.shape, it.wide)
+        np.copyto(values, raw, casting="unsafe")
+        looked = tally is not None and (number % look == 0 or not tally.changed)
+        before = values.copy() if looked else None
+        new = block.apply(it, values, start, stop, room=room, norms=norms)
+        out = block.rounded(new, step.dtype, room)
+        sink.put(out)
+        if before is None or tally is None:
+            continue
+        after = out.astype(it.wide)
+        if number % look == 0:
+            tally.add(before, new, after)
+        elif bool(np.any(after != before)):
+            tally.changed = True
+    return tally
+
+
+def column_norms(it: block.Prepared, files: Files, room: Room, wide: Any = None) -> Array:
+    """Return the norms of the columns of a tensor with its products added: the first of two passes."""
+    rows, columns = it.step.matrix
+    norms = block.ColumnNorms(columns, wide or it.wide)
+    size = block.block_rows(columns, _FLOAT_BYTES)
+    for start, stop in block.spans(rows, size):
+        raw = files.rows(it.step.origin, columns, start, stop, room)
+        values = raw.astype(it.wide)
+        added = block.delta(it, start, stop, room)
+        norms.feed(values if added is None else values + added)
+    return norms.result()

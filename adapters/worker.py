@@ -1,0 +1,191 @@
+"""The child process for heavy work: exec'ed, told its task by a pipe, ended with its parent, bounded in memory.
+
+    parent -> child   one line: {"task": "module:function", "request": {...}, "memory": bytes, "nice": n}
+    child -> parent   lines: {"progress": bytes}, then {"result": {...}} or {"error": {...}}
+
+The pipe from the parent stays open as long as the parent wants the work: when it closes, however that came about, the
+child ends itself. It also asks the kernel to be ended with its parent. Secrets of the parent's environment do not pass.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from weighbridge.registry import errors
+
+Tell = Callable[[int], None]
+"""Called with the number of bytes that were just done."""
+
+Task = Callable[[dict[str, Any], Tell], dict[str, Any]]
+"""What a child runs: a request of plain JSON values in, a result of such values out."""
+
+_PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONSAFEPATH")
+_PYTHON: Final = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+_DEATH_SIGNAL: Final = 1
+_LINE_LIMIT: Final = 64 << 20
+_TELL_EVERY: Final = 8 << 20
+
+
+def run(
+    task: str,
+    request: Mapping[str, Any],
+    *,
+    memory: int | None = None,
+    nice: int = 10,
+    progress: Tell | None = None,
+) -> dict[str, Any]:
+    """Run `module:function` in a child process and return its result.
+
+    `memory` bounds the child's own data in bytes. Call it from a thread that lives as long as the work is wanted: the
+    child ends with it. Raises what the task raised, as far as it is one of ours; a child that was ended from outside,
+    or ran out of memory, is a WeighbridgeError that says so.
+    """
+    environ = {name: os.environ[name] for name in (*_PASSED, *_PYTHON) if name in os.environ}
+    environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    message = json.dumps(
+        {"task": task, "request": dict(request), "memory": memory, "nice": nice, "parent": os.getpid()}
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-m", "weighbridge.adapters.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
+        close_fds=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    said: list[bytes] = []
+    listener = threading.Thread(target=_listen, args=(child, said), daemon=True)
+    listener.start()
+    answer: dict[str, Any] | None = None
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(message.encode() + b"\n")
+            child.stdin.flush()
+        for line in child.stdout:
+            event = json.loads(line)
+            if "progress" in event:
+                if progress is not None:
+                    progress(event["progress"])
+            else:
+                answer = event
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+        code = child.wait()
+        listener.join(1.0)
+        child.stdout.close()
+    if answer is not None and "result" in answer:
+        result: dict[str, Any] = answer["result"]
+        return result
+    if answer is not None:
+        raise _error(answer["error"])
+    raise _ended(code, b"".join(said))
+
+
+def _listen(child: "subprocess.Popen[bytes]", said: list[bytes]) -> None:
+    assert child.stderr is not None
+    with contextlib.suppress(ValueError, OSError), child.stderr as stream:
+        said.append(stream.read(1 << 20))
+        while stream.read(1 << 20):
+            pass
+
+
+def _error(told: dict[str, Any]) -> errors.WeighbridgeError:
+    kinds = {kind.code: kind for kind in errors.kinds()}
+    kind = kinds.get(told["code"], errors.WeighbridgeError)
+    return kind(told["message"], why=told["why"], fix=told["fix"], **told["data"])
+
+
+def _ended(code: int, said: bytes) -> errors.WeighbridgeError:
+    """Return the error for a child that ended without an answer."""
+    lines = said.decode("utf-8", "replace").strip().splitlines()
+    if code < 0:
+        name = signal.Signals(-code).name
+        why = f"it was ended by {name}" + ("; the kernel does that when memory runs out" if name == "SIGKILL" else "")
+        return errors.WeighbridgeError(
+            "the child process did not finish", why=why, fix="run it again: it goes on where it was"
+        )
+    return errors.WeighbridgeError(
+        "the child process did not finish", why=lines[-1] if lines else f"it ended with {code} and said nothing"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- the child
+
+
+def main() -> int:
+    """Read one task, run it, answer; what is printed by the task goes to stderr."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    told = sys.stdin.buffer.readline(_LINE_LIMIT)
+    if not told:
+        return 0
+    message = json.loads(told)
+    _end_with(message["parent"])
+    threading.Thread(target=_end_when_closed, daemon=True).start()
+    os.nice(message["nice"])
+    if message["memory"] is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (message["memory"], message["memory"]))
+    answer: dict[str, Any]
+    try:
+        module, _, name = message["task"].partition(":")
+        task: Task = getattr(importlib.import_module(module), name)
+        answer = {"result": task(message["request"], _Teller(answers))}
+    except errors.WeighbridgeError as error:
+        answer = {"error": errors.describe(error)}
+    except MemoryError:
+        bound = message["memory"]
+        answer = {
+            "error": errors.describe(
+                errors.WeighbridgeError("out of memory", why=f"the work needs more than the {bound} bytes it may use")
+            )
+        }
+    answers.write(json.dumps(answer, default=str).encode() + b"\n")
+    return 0
+
+
+class _Teller:
+    """Tells the parent of progress, a few times a second at most; called from several threads."""
+
+    def __init__(self, answers: Any) -> None:
+        self._answers = answers
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        with self._lock:
+            self._held += count
+            if self._held >= _TELL_EVERY:
+                self._answers.write(b'{"progress":%d}\n' % self._held)
+                self._held = 0
+
+
+def _end_with(parent: int) -> None:
+    """Ask the kernel to end this process with its parent, which may be gone already."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _end_when_closed() -> None:
+    """End when the parent lets go of the pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        while os.read(0, 1 << 16):
+            pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

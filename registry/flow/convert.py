@@ -1,0 +1,92 @@
+"""Torch pickles on their way out: never they, always their tensors, as safetensors under the names loaders look for.
+
+pytorch_model-00001-of-00002.bin   -> model-00001-of-00002.safetensors
+pytorch_model.bin.index.json       -> model.safetensors.index.json, names and sizes of what is written
+adapter_model.bin                  -> adapter_model.safetensors
+epoch=3.ckpt                       -> model.safetensors
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from weighbridge.adapters import extract, extract_write
+from weighbridge.adapters.inspection import Artifact
+from weighbridge.adapters.listing import File, Tree
+from weighbridge.adapters.reading import Reader
+from weighbridge.registry.flow.stage import Made, SourceFile
+from weighbridge.registry.hashing import content_digest, sha256_file
+from weighbridge.registry.types import FileEntry, LineageEdge
+
+_ALONE: Final = frozenset({"ckpt", "textual-inversion"})
+
+
+class Converted(NamedTuple):
+    """The files of an artifact after conversion; `transform` holds the rewritten indexes."""
+
+    files: list[SourceFile]
+    made: dict[str, Made]
+    transform: dict[str, bytes]
+    lineage: list[LineageEdge]
+
+
+def convert(artifact: Artifact, files: Sequence[SourceFile]) -> Converted:
+    """Return the files as they are published. Raises OSError, RefusedError."""
+    pickles = {_within(path, artifact.relative) for path in artifact.convert}
+    if not pickles:
+        return Converted(list(files), {}, {}, [])
+    kind = artifact.artifact.removeprefix("trainer-checkpoint+")
+    alone = kind in _ALONE
+    names = {path: "model.safetensors" if alone and kind == "ckpt" else new_name(path) for path in pickles}
+    reader = Reader(Tree("", {}, {}))
+    made: dict[str, Made] = {}
+    owners: dict[str, str] = {}
+    sizes = 0
+    out: list[SourceFile] = []
+    for file in files:
+        if file.path not in pickles:
+            out.append(file)
+            continue
+        items = extract.single(File(file.path, file.source, file.size), reader, model=not alone)
+        made[names[file.path]] = extract_write.converted(items)
+        owners |= {item.name: names[file.path] for item in items}
+        sizes += sum(item.size for item in items)
+        out.append(msgspec.structs.replace(file, path=names[file.path]))
+    transform: dict[str, bytes] = {}
+    for i, file in enumerate(out):
+        if file.role == "index" and file.path.endswith(".bin.index.json"):
+            name = new_name(file.path.removesuffix(".index.json")) + ".index.json"
+            out[i] = msgspec.structs.replace(file, path=name)
+            transform[name] = _index(owners, sizes, Path(name).parent)
+    return Converted(out, made, transform, [_edge(f for f in files if f.path in pickles)])
+
+
+def new_name(path: str) -> str:
+    """Return the path under which loaders look for a pickle's tensors as safetensors."""
+    folder, slash, name = path.rpartition("/")
+    stem = name.rpartition(".")[0]
+    if stem.startswith("pytorch_model"):
+        stem = "model" + stem.removeprefix("pytorch_model")
+    return f"{folder}{slash}{stem}.safetensors"
+
+
+def _index(owners: dict[str, str], size: int, folder: Path) -> bytes:
+    inside = "" if str(folder) == "." else f"{folder.as_posix()}/"
+    weight_map = {name: path.removeprefix(inside) for name, path in sorted(owners.items()) if path.startswith(inside)}
+    document = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def _edge(sources: Iterable[SourceFile]) -> LineageEdge:
+    """Return the edge to what was converted: its names, and the digest of its bytes."""
+    files = sorted(sources, key=lambda f: f.path)
+    entries = [FileEntry(path=f.path, size=f.size, sha256=sha256_file(Path(f.source)), role="weights") for f in files]
+    label = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
+    return LineageEdge(relation="converted-from", ref=label, content=content_digest(entries))
+
+
+def _within(path: str, root: str) -> str:
+    return path if root == "." else path.removeprefix(root + "/")

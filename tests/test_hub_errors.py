@@ -1,0 +1,173 @@
+"""Every exception of the Hub's client and of the HTTP library beneath becomes one of ours, with a cause and a fix."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import huggingface_hub
+import huggingface_hub.errors
+import pytest
+
+from weighbridge.registry import errors
+from weighbridge.registry.remotes.hub.errors import RULES, of_response, speaking, translate
+
+ROOTS = {Exception, BaseException, object, OSError, ValueError, RuntimeError, ConnectionError, TimeoutError}
+WITH_ANSWER = (huggingface_hub.errors.HfHubHTTPError, httpx2.HTTPStatusError)
+
+
+def classes() -> Iterator[type[BaseException]]:
+    """Yield every exception class that the two libraries define."""
+    found: set[type[BaseException]] = set()
+    for package in (httpx2, huggingface_hub):
+        names = [package.__name__, f"{package.__name__}.errors"]
+        names += [f"{package.__name__}.{info.name}" for info in pkgutil.iter_modules(package.__path__)]
+        names += [f"{package.__name__}.utils.{n}" for n in ("_http", "_xet", "_runtime", "_validators", "_hf_uris")]
+        for name in names:
+            try:
+                module = importlib.import_module(name)
+            except ImportError:
+                continue
+            for _, value in inspect.getmembers(module, inspect.isclass):
+                ours = value.__module__.split(".")[0] in {"httpx2", "huggingface_hub"}
+                if ours and issubclass(value, BaseException) and not issubclass(value, Warning):
+                    found.add(value)
+    yield from sorted(found, key=lambda kind: kind.__name__)
+
+
+def answer(status: int, headers: dict[str, str] | None = None, body: Any = None) -> httpx2.Response:
+    """Return an answer of the Hub."""
+    return httpx2.Response(
+        status, headers=headers, json=body, request=httpx2.Request("POST", "https://hub.example.org/api/models/a/m")
+    )
+
+
+def test_the_libraries_have_the_exceptions_that_were_thought_of() -> None:
+    """The walk finds what there is; a new release that brings more is noticed by the test below."""
+    names = {kind.__name__ for kind in classes()}
+    assert {"GatedRepoError", "OfflineModeIsEnabled", "XetDownloadError", "ReadTimeout", "RemoteProtocolError"} <= names
+    assert len(names) > 60
+
+
+@pytest.mark.parametrize("kind", list(classes()), ids=lambda kind: kind.__name__)
+def test_every_exception_is_translated(kind: type[BaseException]) -> None:
+    """Each class, or one above it that is no builtin, has its rule; those that carry an answer are told by it."""
+    ruled = [parent for parent in kind.__mro__ if parent in RULES]
+    public = kind.__name__ in dir(huggingface_hub.errors) or kind.__name__ in dir(httpx2)
+    assert ruled or not public, f"{kind.__name__} has no rule"
+    assert not ROOTS.intersection(ruled[:1])
+    if issubclass(kind, WITH_ANSWER):
+        return
+    made = kind.__new__(kind)
+    made.args = ("something happened",)
+    for writes in (False, True):
+        told = translate(made, "cannot do it", writes=writes)
+        assert told.what == "cannot do it"
+        assert told.why
+        harmless = isinstance(made, (httpx2.StreamError, httpx2.CookieConflict, huggingface_hub.errors.DryRunError))
+        assert isinstance(told, errors.BugError) == harmless
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "kind"),
+    [
+        (401, {}, {"error": "Invalid username or password."}, errors.DeniedError),
+        (401, {"X-Error-Code": "RepoNotFound"}, None, errors.NotFoundError),
+        (404, {"X-Error-Code": "RevisionNotFound"}, None, errors.MissingError),
+        (404, {"X-Error-Code": "EntryNotFound"}, None, errors.MissingError),
+        (403, {"X-Error-Code": "GatedRepo"}, None, errors.DeniedError),
+        (403, {"X-Error-Message": "Access to this resource is disabled."}, None, errors.DeniedError),
+        (403, {}, {"error": "Private repository storage limit reached"}, errors.StorageFullError),
+        (403, {"X-Error-Message": "None"}, None, errors.DeniedError),
+        (402, {}, None, errors.StorageFullError),
+        (404, {}, None, errors.NotFoundError),
+        (409, {}, {"error": "exists"}, errors.ExistsError),
+        (412, {}, {"error": "A commit has happened since."}, errors.StaleHeadError),
+        (400, {}, {"error": ["bad", "worse"]}, errors.RefusedError),
+        (413, {}, None, errors.RefusedError),
+        (422, {}, {"errors": [{"message": "no"}]}, errors.RefusedError),
+        (451, {}, None, errors.DeniedError),
+        (507, {}, None, errors.StorageFullError),
+        (418, {}, None, errors.WeighbridgeError),
+    ],
+)
+def test_every_status_says_what_it_means(
+    status: int, headers: dict[str, str], body: Any, kind: type[errors.WeighbridgeError]
+) -> None:
+    """The Hub's code comes first, then its status and text; its words stand in the cause, and there is a fix."""
+    told = of_response(answer(status, headers, body), "cannot do it")
+    assert type(told) is kind
+    assert told.data["status"] == status
+    if isinstance(body, dict):
+        words = next(iter(body.values()))
+        assert (words if isinstance(words, str) else "bad; worse" if "error" in body else "no") in (told.why or "")
+    assert told.fix or kind in {errors.MissingError, errors.WeighbridgeError}
+
+
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504])
+def test_a_lost_answer_to_a_write_is_not_a_failure(status: int) -> None:
+    """A 5xx on a read is worth another try; on a write nobody knows, and the caller has to look."""
+    assert type(of_response(answer(status), "x")) is errors.RetryableError
+    assert type(of_response(answer(status), "x", writes=True)) is errors.OutcomeUnknownError
+    for lost in (httpx2.ReadTimeout("t"), httpx2.RemoteProtocolError("cut"), httpx2.ReadError("r")):
+        assert type(translate(lost, "x", writes=True)) is errors.OutcomeUnknownError
+        assert type(translate(lost, "x")) is errors.RetryableError
+    assert type(translate(httpx2.ConnectError("refused"), "x", writes=True)) is errors.RetryableError
+
+
+def test_commit_quota_and_request_quota_are_told_apart() -> None:
+    """The text decides: the commit quota's rate header still has requests left, and waits for about an hour."""
+    rate = {"RateLimit": '"api";r=949;t=120', "RateLimit-Policy": '"fixed window";"api";q=1000;w=300'}
+    body = {"error": "You have exceeded the rate limit for repository commits (128 per hour)."}
+    commits = of_response(answer(429, rate, body), "x")
+    assert isinstance(commits, errors.QuotaError)
+    assert (commits.data["quota"], commits.data["retry_after"]) == ("commits", 3600.0)
+    used = of_response(answer(429, {"RateLimit": '"api";r=0;t=55'}, {"error": "too many requests"}), "x")
+    assert (used.data["quota"], used.data["retry_after"]) == ("requests", 56.0)
+    asked = of_response(answer(429, {"Retry-After": "7"}), "x")
+    assert asked.data["retry_after"] == 7.0
+    assert of_response(answer(429, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), "x").data["retry_after"] == 60.0
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionError("request failed with status code: 403"), errors.DeniedError),
+        (RuntimeError("Data processing error: HTTP status 503 Service Unavailable"), errors.RetryableError),
+        (RuntimeError("CAS error: (429 Too Many Requests)"), errors.RetryableError),
+        (RuntimeError("xet write token: HTTP 404 for token"), errors.UnreachableError),
+        (OSError("connection reset"), errors.RetryableError),
+        (RuntimeError("storage limit reached for acme"), errors.StorageFullError),
+        (FileNotFoundError(2, "No such file or directory", "/stage/w"), errors.VanishedError),
+        (ValueError("Malformed response from server"), errors.IntegrityError),
+        (KeyError("x"), errors.BugError),
+    ],
+)
+def test_what_xet_raises_is_read(error: BaseException, kind: type[errors.WeighbridgeError]) -> None:
+    """Its failures come as builtin exceptions; their text says what the store answered."""
+    assert type(translate(error, "cannot upload")) is kind
+
+
+def test_a_wrapped_failure_is_told_by_its_cause() -> None:
+    """The client wraps what an LFS upload raised; the cause counts."""
+
+    def upload() -> None:
+        error = RuntimeError("Error while uploading 'w' to the Hub.")
+        raise error from httpx2.ReadTimeout("no answer")
+
+    def guarded() -> None:
+        with speaking("cannot upload", writes=True):
+            upload()
+
+    with pytest.raises(errors.OutcomeUnknownError) as caught:
+        guarded()
+    assert "no answer" in (caught.value.why or "")
+
+
+def test_no_token_is_ever_shown() -> None:
+    """Words of the server are cut, escaped and hold no header of ours."""
+    told = of_response(answer(400, {}, {"error": "bad \x1b[31m" + "x" * 1000}), "x")
+    assert "\x1b" not in (told.why or "")
+    assert len(told.why or "") < 400

@@ -1,0 +1,411 @@
+"""What goes wrong between a cluster and the Hub, one test for each public failure, numbered as in docs/hub.md.
+
+The symptom on the plain client where it is cheap to show, and what ours does instead.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weighbridge.registry import errors, layout
+from weighbridge.registry.flow import commit_publish
+from weighbridge.registry.remotes.hub import locks
+from weighbridge.registry.remotes.hub.client import Patience
+from weighbridge.registry.remotes.hub.preflight import Limits
+from weighbridge_testlib.hub import Fault, TestHub, serve
+from weighbridge_testlib.hub import Limits as HubLimits
+from weighbridge_testlib.hub.killing import Killed, stored_twice
+from weighbridge_testlib.hub.rig import LFS, XET, environ, publish, remote, run
+from weighbridge_testlib.hub.store import Repo
+
+NAME = "medical-sft"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
+    """Run a Hub; nobody waits long for a lost commit to arrive."""
+    monkeypatch.setattr(commit_publish, "LOOKS", (0.0, 0.05))
+    with serve() as running:
+        yield running
+        assert running.leaked() == []
+
+
+def repo_of(hub: TestHub) -> Repo:
+    """Return the repository of the tests' name."""
+    return hub.store.get(f"acme/{NAME}")
+
+
+def titles(hub: TestHub) -> list[str]:
+    """Return the titles of main's commits, newest first."""
+    return [commit.title for commit in repo_of(hub).history("main")]
+
+
+def test_07_a_remote_that_always_says_stale_is_given_up_on(hub: TestHub, tmp_path: Path) -> None:
+    """Where nothing moves, a refusal as stale is no race: after a few tries the token's rights are named."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "1")
+    hub.seen.clear()
+    hub.faults.add(Fault("commit", status=412, times=99))
+    with pytest.raises(errors.DeniedError, match="cannot be committed"):
+        publish(ann, tmp_path / "2", seed=2)
+    assert hub.count("commit") == 3
+    ann.close()
+
+
+def test_12_a_blocked_store_is_named(hub: TestHub, tmp_path: Path) -> None:
+    """The Hub answers and the store it names does not: both are named before anything is sent."""
+    hub.cas_host = "http://localhost:9"
+    ann = remote(hub, tmp_path / "ann", way="xet")
+    with pytest.raises(errors.UnreachableError) as caught:
+        publish(ann, tmp_path / "run")
+    assert "localhost:9" in (caught.value.why or "")
+    assert hub.url.removeprefix("http://") in (caught.value.why or "")
+    assert "HF_HUB_DISABLE_XET" in (caught.value.fix or "")
+    assert hub.count("commit") == 0
+    ann.close()
+
+
+def test_19_an_offline_machine_asks_nobody(hub: TestHub, tmp_path: Path) -> None:
+    """With HF_HUB_OFFLINE the job is told to wait, and not one request goes out."""
+    ann = remote(hub, tmp_path / "ann")
+    ann.line.environ = {**ann.line.environ, "HF_HUB_OFFLINE": "1"}
+    with pytest.raises(errors.UnreachableError, match="cannot") as caught:
+        publish(ann, tmp_path / "run")
+    assert "HF_HUB_OFFLINE" in (caught.value.why or "")
+    assert hub.seen == []
+    ann.close()
+
+
+def test_01_quotas_and_full_storage_are_told_as_such(tmp_path: Path) -> None:
+    """The commit quota says when to come back; a full organisation is permanent; nothing is half there."""
+    with serve(limits=HubLimits(commits_per_hour=1)) as hub:
+        ann = remote(hub, tmp_path / "ann")
+        publish(ann, tmp_path / "1")
+        with pytest.raises(errors.QuotaError) as quota:
+            publish(ann, tmp_path / "2", seed=2)
+        assert (quota.value.data["quota"], quota.value.data["retry_after"]) == ("commits", 3600.0)
+        assert hub.count("commit") == 2
+        ann.close()
+    with serve(limits=HubLimits(storage=2500)) as hub:
+        ann = remote(hub, tmp_path / "ann2")
+        publish(ann, tmp_path / "3")
+        with pytest.raises(errors.StorageFullError):
+            publish(ann, tmp_path / "4", seed=2)
+        assert hub.count("commit") == 1
+        ann.close()
+
+
+def test_11_a_silent_server_is_left(hub: TestHub, tmp_path: Path) -> None:
+    """When no byte moves, the upload is ended; nothing is seen, and the next try goes through."""
+    ann = remote(hub, tmp_path / "ann", patience=Patience(connect=2, answer=0.5, commit=5, stall=0.7))
+    hub.faults.add(Fault("lfs-put", "stall", seconds=20))
+    with pytest.raises(errors.UnreachableError, match="cannot upload"):
+        publish(ann, tmp_path / "1")
+    assert [c.title for c in repo_of(hub).history("main")] == ["initial commit"]
+    hub.faults.add(Fault("info", "stall", seconds=20))
+    assert publish(ann, tmp_path / "2").n == 1
+    ann.close()
+
+
+@pytest.mark.parametrize("status", [500, 504, 0])
+def test_05_a_commit_that_landed_without_an_answer_is_not_made_twice(hub: TestHub, tmp_path: Path, status: int) -> None:
+    """After a 5xx or a cut connection the head is looked at first: our version there means done."""
+    ann = remote(hub, tmp_path / "ann")
+    hub.faults.add(Fault("commit", "lose", status=status))
+    receipt = publish(ann, tmp_path / "run")
+    assert receipt.n == 1
+    assert hub.count("commit") == 1
+    assert [c.title for c in repo_of(hub).history("main")] == [f"{NAME} v1", "initial commit"]
+    ann.close()
+
+
+def test_03_and_04_a_commit_that_did_not_land_is_repeated(hub: TestHub, tmp_path: Path) -> None:
+    """A refused or cut commit that left no trace is made again, and no file is sent again for it."""
+    ann = remote(hub, tmp_path / "ann")
+    hub.faults.add(Fault("commit", status=503), Fault("commit", "cut"))
+    assert publish(ann, tmp_path / "run").n == 1
+    assert (hub.count("commit"), hub.count("lfs-put")) == (3, 1)
+    ann.close()
+
+
+def test_02_nothing_is_asked_twice(hub: TestHub, tmp_path: Path) -> None:
+    """Quota used up by re-checking files: one preupload per 256 files, and none for a content that is there."""
+    ann = remote(hub, tmp_path / "ann")
+    files = {f"part/{n:03d}.txt": b"%d" % n for n in range(257)} | {"adapter_config.json": b"{}"}
+    publish(ann, tmp_path / "1", files=files)
+    assert hub.count("preupload") == 3  # two for 258 files, one for the papers
+    hub.seen.clear()
+    publish(ann, tmp_path / "2", files=files)
+    assert hub.count("preupload") == 0
+    ann.close()
+
+
+PARALLEL = """
+import json
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+api = HfApi()
+head, said = api.model_info("acme/medical-sft").sha, []
+for name in "ab":
+    try:
+        api.create_commit("acme/medical-sft", [CommitOperationAdd(name, b"x")], commit_message=name, parent_commit=head)
+        said.append(200)
+    except HfHubHTTPError as error:
+        said.append(error.response.status_code)
+print(json.dumps(said))
+"""
+
+
+def test_06_parallel_writers_plan_again(hub: TestHub, tmp_path: Path) -> None:
+    """The plain client's second writer gets a 412 and ends; ours looks, takes the next number and commits on top."""
+    ann, other = remote(hub, tmp_path / "ann"), remote(hub, tmp_path / "other")
+    publish(ann, tmp_path / "1")
+    assert run(PARALLEL, environ(hub, tmp_path / "plain", **LFS)) == [200, 412]
+    gate, landed = threading.Barrier(2), []
+
+    def work(who: object, seed: int) -> None:
+        gate.wait()
+        landed.append(publish(who, tmp_path / str(seed), seed=seed).n)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=work, args=(who, seed)) for seed, who in ((2, ann), (3, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(landed) == [2, 3]
+    assert sorted(repo_of(hub).tags) == ["v1", "v2", "v3"]
+    ann.close()
+    other.close()
+
+
+TWICE = """
+import json, sys
+from huggingface_hub import HfApi
+print(json.dumps(HfApi().upload_folder(repo_id="acme/plain", folder_path=sys.argv[1]).oid))
+"""
+
+
+def test_05_the_plain_client_commits_twice(hub: TestHub, tmp_path: Path) -> None:
+    """A commit that landed with a 500 is made again by the plain client's folder upload; ours looks at the head."""
+    hub.store.create("model", "acme", "plain", hub.store.tokens["hf_ann"])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "w.safetensors").write_bytes(b"w" * 3000)
+    hub.faults.add(Fault("commit", "lose", status=500))
+    run(TWICE, environ(hub, tmp_path / "plain", **XET), str(tmp_path / "folder"))
+    assert len(hub.store.get("acme/plain").history("main")) == 3
+    ann = remote(hub, tmp_path / "ann", way="xet")
+    hub.faults.add(Fault("commit", "lose", status=500))
+    publish(ann, tmp_path / "run")
+    assert titles(hub) == [f"{NAME} v1", "initial commit"]
+    ann.close()
+
+
+def test_08_what_was_uploaded_is_not_uploaded_again(hub: TestHub, tmp_path: Path) -> None:
+    """One of several large files fails: the next try sends that one, and none of the others."""
+    ann = remote(hub, tmp_path / "ann")
+    files = {f"w{n}.safetensors": bytes([n]) * 70_000 for n in range(4)} | {"adapter_config.json": b"{}"}
+    hub.faults.add(Fault("lfs-put", status=403, skip=2))
+    with pytest.raises(errors.DeniedError):
+        publish(ann, tmp_path / "1", files=files)
+    assert titles(hub) == ["initial commit"]
+    hub.seen.clear()
+    assert publish(ann, tmp_path / "2", files=files).n == 1
+    assert hub.count("lfs-put") <= 2
+    ann.close()
+
+
+NO_XET = """
+import json
+from huggingface_hub import CommitOperationAdd, HfApi
+api = HfApi()
+api.create_repo("acme/plain")
+try:
+    api.create_commit("acme/plain", [CommitOperationAdd("w.safetensors", b"w" * 3000)], commit_message="w")
+    print(json.dumps("done"))
+except Exception as error:
+    print(json.dumps(type(error).__name__))
+"""
+
+
+def test_09_the_plain_client_fails_without_xet(tmp_path: Path) -> None:
+    """On a Hub without xet no weight file of the plain client arrives; ours has found out and sends it by LFS."""
+    with serve(xet=False) as hub:
+        assert run(NO_XET, environ(hub, tmp_path / "plain", **XET)) != "done"
+        ann = remote(hub, tmp_path / "ann", way="xet")
+        assert publish(ann, tmp_path / "run").n == 1
+        ann.close()
+
+
+def test_14_a_lock_that_cannot_be_had_stops_nobody(tmp_path: Path) -> None:
+    """On a file system without locks, or where nothing can be written, commits are guarded all the same."""
+    (tmp_path / "file").write_text("in the way")
+    with locks.held(tmp_path / "file", "acme/m"), locks.held(tmp_path / "locks", "acme/n"):
+        pass
+
+
+def test_15_a_token_that_may_not_create_still_writes(hub: TestHub, tmp_path: Path) -> None:
+    """A fine-grained token gets 403 on creating what is there already; what is there is never created again."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "1")
+    ann.close()
+    hub.faults.add(Fault("create", status=403, times=99))
+    fine = remote(hub, tmp_path / "fine", token="hf_fine")
+    assert publish(fine, tmp_path / "2", seed=2).n == 2
+    assert hub.count("create") == 1
+    with pytest.raises(errors.DeniedError, match="cannot make the repository"):
+        publish(fine, tmp_path / "3", "other", seed=3)
+    fine.close()
+
+
+def test_16_links_are_resolved_before_anything_is_sent(hub: TestHub, tmp_path: Path) -> None:
+    """The plain client skips links to folders without a word; a bundle holds files only, each with its bytes."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "run", files={"adapter_config.json": b"{}", "sub/deep/w.safetensors": b"w" * 3000})
+    assert repo_of(hub).at()["sub/deep/w.safetensors"].size == 3000
+    ann.close()
+
+
+def test_17_limits_are_known_beforehand(hub: TestHub, tmp_path: Path) -> None:
+    """Too many files or one that is too large: refused with the limits before a byte is sent, and for good."""
+    ann = remote(hub, tmp_path / "ann", limits=Limits(file=2000, files=5))
+    files = {f"f{n}.txt": b"x" for n in range(6)} | {"model.safetensors": b"w" * 13_512}
+    with pytest.raises(errors.RefusedError) as caught:
+        publish(ann, tmp_path / "run", files=files)
+    assert (caught.value.data["over_size"], caught.value.data["files"]) == (["model.safetensors"], 7)
+    assert {f.code for f in caught.value.data["findings"]} == {"hub-limit"}
+    assert [hub.count(kind) for kind in ("create", "preupload", "lfs-batch", "commit")] == [0, 0, 0, 0] or (
+        hub.count("create") == 1
+    )
+    assert hub.sent() == 0
+    ann.close()
+
+
+def test_18_and_20_every_question_carries_the_token_and_whoami_is_asked_once(hub: TestHub, tmp_path: Path) -> None:
+    """A shared address has an anonymous limit, and an upload without changes once lost its token."""
+    ann = remote(hub, tmp_path / "ann")
+    for turn in range(3):
+        publish(ann, tmp_path / str(turn), seed=1 + turn // 2)
+    assert hub.count("whoami") == 1
+    asked = [seen for seen in hub.seen if seen.path.startswith("/api/") and "agent-harnesses" not in seen.path]
+    assert {seen.token for seen in asked} == {"hf_ann"}
+    assert all("weighbridge/" in seen.agent for seen in asked)
+    ann.close()
+
+
+def test_21_a_version_is_never_skipped_because_another_is_on_its_way(hub: TestHub, tmp_path: Path) -> None:
+    """Three versions asked for while the first is still uploading: all of them land."""
+    ann = remote(hub, tmp_path / "ann")
+    hub.faults.add(Fault("lfs-put", "slow", seconds=0.1))
+    landed: list[int] = []
+
+    def work(seed: int) -> None:
+        landed.append(publish(ann, tmp_path / str(seed), seed=seed).n)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(landed) == [1, 2, 3]
+    ann.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ kill -9
+
+
+@pytest.mark.parametrize(
+    ("way", "on", "at", "when"),
+    [
+        ("lfs", "PUT /_storage", 2, "before"),
+        ("lfs", "POST /api/models/acme/medical-sft/commit", 1, "before"),
+        ("lfs", "POST /api/models/acme/medical-sft/commit", 1, "after"),
+        ("lfs", "POST /api/models/acme/medical-sft/tag", 1, "before"),
+        ("xet", "POST /api/models/acme/medical-sft/commit", 1, "before"),
+        ("xet", "POST /api/models/acme/medical-sft/commit", 1, "after"),
+    ],
+)
+def test_a_publisher_that_is_killed_is_taken_up_again(
+    hub: TestHub, tmp_path: Path, *, way: str, on: str, at: int, when: str
+) -> None:
+    """Killed at any request, the next run ends with one commit and one tag, and sends nothing that was confirmed."""
+    env = environ(hub, tmp_path / "ann", **(LFS if way == "lfs" else XET))
+    job = Killed(hub, env, tmp_path / "run", (3000, 70_000))
+    died, _ = job.run(at=at, when=when, on=on)
+    assert died
+    xorbs = hub.count("xorb")
+    died, said = job.run()
+    assert (died, said) == (False, "1")
+    assert titles(hub) == [f"{NAME} v1", "initial commit"]
+    assert repo_of(hub).tags == {"v1": repo_of(hub).head.oid}
+    assert hub.store.body(repo_of(hub).at()["w1.safetensors"]) == b"B" * 70_000
+    assert stored_twice(hub) == {}
+    if way == "xet":
+        assert hub.count("xorb") == xorbs
+
+
+def test_the_uploading_child_ends_with_its_parent(hub: TestHub, tmp_path: Path) -> None:
+    """When the publisher is killed in the middle of an upload, nothing of it goes on behind its back."""
+    env = environ(hub, tmp_path / "ann", **LFS)
+    hub.faults.add(Fault("lfs-put", "stall", seconds=0.5))
+    job = Killed(hub, env, tmp_path / "run", (70_000, 70_001))
+    job.run(at=1, when="before", on="PUT /_storage")
+    hub.wait(0.6)
+    before = len(hub.seen)
+    hub.wait(0.5)
+    assert len(hub.seen) == before
+    assert hub.count("commit") == 0
+
+
+# --------------------------------------------------------------------------------------------------------------- status
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "code"),
+    [
+        (Fault("info", status=401, times=99), errors.DeniedError, 4),
+        (Fault("commit", status=403, times=99), errors.DeniedError, 4),
+        (Fault("commit", status=403, times=99, message="storage limit"), errors.StorageFullError, 1),
+        (Fault("commit", status=413, times=99), errors.RefusedError, 5),
+        (Fault("lfs-batch", status=413, times=99), errors.RefusedError, 5),
+        (Fault("preupload", status=429, times=99), errors.QuotaError, 6),
+        (Fault("commit", status=503, times=99), errors.OutcomeUnknownError, 6),
+        (Fault("refs", status=500, times=99), errors.RetryableError, 6),
+        (Fault("info", "cut", times=99), errors.RetryableError, 6),
+        (Fault("tag", status=500, times=99), errors.OutcomeUnknownError, 6),
+    ],
+    ids=lambda value: value.on + str(value.status) if isinstance(value, Fault) else "",
+)
+def test_every_failure_has_its_words_and_exit_code(
+    hub: TestHub, tmp_path: Path, fault: Fault, kind: type[errors.WeighbridgeError], code: int
+) -> None:
+    """What, why and fix, the documented exit code, and only as many requests as can help."""
+    ann = remote(hub, tmp_path / "ann")
+    if fault.on in {"refs", "tag"}:
+        publish(ann, tmp_path / "first", seed=9)
+        hub.seen.clear()
+    hub.faults.add(fault)
+    with pytest.raises(kind) as caught:
+        publish(ann, tmp_path / "run")
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == code
+    assert caught.value.why
+    assert caught.value.fix
+    assert len(hub.asked(fault.on)) <= 5 * (1 + (fault.on == "info"))
+    if fault.on == "commit" and fault.status == 403:
+        assert hub.count("commit") <= 2
+    hub.faults.clear()
+    assert publish(ann, tmp_path / "again").content
+    ann.close()
+
+
+def test_a_lost_answer_to_a_tag_or_a_new_repository_is_looked_up(hub: TestHub, tmp_path: Path) -> None:
+    """Both are looked for before anything is repeated."""
+    ann = remote(hub, tmp_path / "ann")
+    hub.faults.add(Fault("create", "lose", status=504), Fault("tag", "lose", status=0))
+    assert publish(ann, tmp_path / "run").n == 1
+    assert (hub.count("create"), hub.count("tag")) == (1, 1)
+    assert json.loads(ann.read(layout.manifest(NAME, 1)))["content"]
+    ann.close()

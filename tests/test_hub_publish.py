@@ -1,0 +1,581 @@
+"""Publishing to the Hub: one guarded commit and one tag per version, whatever others do at the same time."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from weighbridge.registry import errors, layout
+from weighbridge.registry.card import render as render_card
+from weighbridge.registry.card import split_people
+from weighbridge.registry.flow import commit_publish, notes, tags, withdraw
+from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.flow.mirror import deliver
+from weighbridge.registry.flow.publish import Render
+from weighbridge.registry.flow.publish import publish as flow_publish
+from weighbridge.registry.manifest import Manifest
+from weighbridge.registry.remotes.directory import DirectoryRemote
+from weighbridge.registry.remotes.hub.preflight import Limits
+from weighbridge.registry.remotes.ledger import LEDGER_FILE, VERSION_FILE, parse_ledger
+from weighbridge.registry.remotes.table import open_remote
+from weighbridge_testlib.hub import Fault, TestHub, serve
+from weighbridge_testlib.hub.rig import environ, publish, remote, run
+from weighbridge_testlib.hub.store import Repo
+from weighbridge_testlib.publishing import OWNER, candidate
+from weighbridge_testlib.shelf import facts, payload
+
+NAME = "medical-sft"
+WAYS = ("lfs", "xet")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
+    """Run a Hub; nobody waits long for a lost commit to arrive."""
+    monkeypatch.setattr(commit_publish, "LOOKS", (0.0, 0.05))
+    with serve() as running:
+        yield running
+        assert running.leaked() == []
+
+
+def repo_of(hub: TestHub) -> Repo:
+    """Return the repository of the tests' name."""
+    return hub.store.get(f"acme/{NAME}")
+
+
+def edit(hub: TestHub, path: str, body: bytes, title: str = "by hand") -> None:
+    """Change a file as a person on the website does."""
+    repo = repo_of(hub)
+    hub.store.commit(
+        repo, "main", title=title, message="", author="ann", parent=None,
+        changes=[("file", {"path": path, "content": body})],
+    )  # fmt: skip
+
+
+def by_hand(hub: TestHub, files: dict[str, bytes], name: str = NAME) -> Repo:
+    """Make a repository with files, as somebody who knows nothing of us does."""
+    repo = hub.store.create("model", "acme", name, hub.store.tokens["hf_ann"])
+    changes = [("file", {"path": path, "content": body}) for path, body in files.items()]
+    hub.store.commit(repo, "main", title="by hand", message="", author="ann", parent=None, changes=changes)
+    return repo
+
+
+# ---------------------------------------------------------------------------------------------------------- one version
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_version_is_one_commit_and_one_tag(hub: TestHub, tmp_path: Path, way: str) -> None:
+    """The tree holds exactly the bundle, its papers and what says whose it is; the tag names the commit."""
+    ann = remote(hub, tmp_path / "ann", way=way)
+    receipt = publish(ann, tmp_path / "run")
+    repo, bundle = repo_of(hub), payload(1)
+    assert (receipt.n, receipt.verified, receipt.joined) == (1, "sha256-read", False)
+    assert [c.title for c in repo.history("main")] == [f"{NAME} v1", "initial commit"]
+    assert repo.tags == {"v1": repo.head.oid}
+    assert receipt.location == f"hf://acme/{NAME}@{repo.head.oid}"
+    papers = {"README.md", "training.json", "manifest.json", VERSION_FILE, LEDGER_FILE, ".gitattributes"}
+    assert set(repo.at()) == set(bundle) | papers
+    assert {path: hub.store.body(repo.at()[path]) for path in bundle} == bundle
+    said = json.loads(hub.store.body(repo.at()[VERSION_FILE]))
+    assert (said["name"], said["n"], said["content"]) == (NAME, 1, receipt.content)
+    assert said["registry"] == open_registry(ann, create=False).registry
+    assert repo.private
+    assert hub.count("xorb" if way == "xet" else "lfs-put") == 1
+    assert hub.count("xorb" if way == "lfs" else "lfs-put") == 0
+    ann.close()
+
+
+def test_the_plain_client_loads_a_version_by_its_tag(hub: TestHub, tmp_path: Path) -> None:
+    """Whoever has only the Hub's client gets the same files with revision="v1", also after a later version."""
+    ann = remote(hub, tmp_path / "ann")
+    for seed in (1, 2):
+        publish(ann, tmp_path / str(seed), seed=seed)
+    program = """
+import json, sys
+from pathlib import Path
+from huggingface_hub import ModelCard, snapshot_download
+place = Path(snapshot_download("acme/medical-sft", revision=sys.argv[1]))
+print(json.dumps({str(p.relative_to(place)): p.read_bytes().hex() for p in place.rglob("*") if p.is_file()}))
+"""
+    for seed in (1, 2):
+        found = run(program, environ(hub, tmp_path / "ben", token="hf_ben"), f"v{seed}")
+        assert {path: bytes.fromhex(found[path]) for path in payload(seed)} == payload(seed)
+    ann.close()
+
+
+def test_the_same_bytes_keep_their_number_and_nothing_is_sent(hub: TestHub, tmp_path: Path) -> None:
+    """A content that has a number keeps it, whoever comes; no commit, no upload, and the receipt says joined."""
+    ann, other = remote(hub, tmp_path / "ann"), remote(hub, tmp_path / "other", token="hf_fine")
+    first = publish(ann, tmp_path / "a")
+    hub.seen.clear()
+    again = publish(other, tmp_path / "b")
+    assert (again.n, again.content, again.joined) == (1, first.content, True)
+    assert [hub.count(kind) for kind in ("commit", "preupload", "lfs-batch", "tag")] == [0, 0, 0, 0]
+    ann.close()
+    other.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_new_version_replaces_the_tree_and_sends_only_what_is_new(hub: TestHub, tmp_path: Path, way: str) -> None:
+    """Files of the version before are gone, unchanged objects are not sent again, and both versions stay whole."""
+    ann = remote(hub, tmp_path / "ann", way=way)
+    one = {"adapter_config.json": b"{}", "a.safetensors": b"a" * 5000, "old.safetensors": b"o" * 5000}
+    two = {"adapter_config.json": b"{}", "a.safetensors": b"a" * 5000, "new.safetensors": b"n" * 5000}
+    publish(ann, tmp_path / "1", files=one)
+    hub.seen.clear()
+    publish(ann, tmp_path / "2", files=two)
+    repo = repo_of(hub)
+    assert {p for p in repo.at() if p.endswith(".safetensors")} == {"a.safetensors", "new.safetensors"}
+    assert {p for p in repo.at("v1") if p.endswith(".safetensors")} == {"a.safetensors", "old.safetensors"}
+    assert hub.count("xorb" if way == "xet" else "lfs-put") == 1
+    assert sorted(repo.tags) == ["v1", "v2"]
+    told = parse_ledger(hub.store.body(repo.at()[LEDGER_FILE]), "x")
+    assert [t.n for t in told.versions] == [1, 2]
+    ann.close()
+
+
+def test_claims_are_chained_and_read_back_to_the_byte(hub: TestHub, tmp_path: Path) -> None:
+    """A claim is put together from two files; its digest is the one that the next claim and the ledger name."""
+    ann = remote(hub, tmp_path / "ann")
+    for seed in (1, 2, 3):
+        publish(ann, tmp_path / str(seed), seed=seed)
+    claims = [json.loads(ann.read(layout.claim(NAME, n))) for n in (1, 2, 3)]
+    told = parse_ledger(hub.store.body(repo_of(hub).at()[LEDGER_FILE]), "x")
+    assert [c["prev"] for c in claims] == [None, told.versions[0].claim, told.versions[1].claim]
+    assert all(c["manifest"].encode() == ann.read(layout.manifest(NAME, c["n"])) for c in claims)
+    ann.close()
+
+
+def test_the_token_is_nowhere_to_be_seen(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the command line nor the environment of the process that uploads holds it."""
+    ann = remote(hub, tmp_path / "ann")
+    shown: list[str] = []
+
+    class Spy(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            shown.append(Path(f"/proc/{self.pid}/environ").read_text() + Path(f"/proc/{self.pid}/cmdline").read_text())
+
+    monkeypatch.setattr("subprocess.Popen", Spy)
+    publish(ann, tmp_path / "run")
+    assert shown
+    assert not any("hf_ann" in text for text in shown)
+    ann.close()
+
+
+# -------------------------------------------------------------------------------------------- others at the same time
+
+
+def test_a_persons_edit_only_moves_the_parent(hub: TestHub, tmp_path: Path) -> None:
+    """Words that people wrote on the website stay on the cards of later versions; nothing of theirs is overwritten."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "1", render=_card)
+    card = hub.store.body(repo_of(hub).at()["README.md"]).decode()
+    edit(hub, "README.md", (card + "\n\n## Limits\n\nNot for dosage.\n").encode())
+    publish(ann, tmp_path / "2", seed=2, render=_card)
+    repo = repo_of(hub)
+    card = hub.store.body(repo.at()["README.md"]).decode()
+    assert "Not for dosage." in card
+    assert f"# {NAME} v2" in card
+    assert [c.title for c in repo.history("main")][:3] == [f"{NAME} v2", "by hand", f"{NAME} v1"]
+    publish(ann, tmp_path / "3", seed=3, render=_card_with(split_people(card)))
+    assert hub.store.body(repo_of(hub).at()["README.md"]).count(b"Not for dosage.") == 1
+    ann.close()
+
+
+def _card(manifest: Manifest, name: str, n: int) -> dict[str, bytes]:
+    return {"README.md": render_card(manifest, name, n)}
+
+
+def _card_with(people: str) -> Render:
+    return lambda manifest, name, n: {"README.md": render_card(manifest, name, n, people=people)}
+
+
+def test_somebody_commits_in_between(hub: TestHub, tmp_path: Path) -> None:
+    """A parent that has moved is looked at, and the version is committed on top; never by force."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "1")
+    hub.faults.add(Fault("commit", status=412, times=1, message="A commit has happened since."))
+    receipt = publish(ann, tmp_path / "2", seed=2)
+    assert receipt.n == 2
+    assert [c.title for c in repo_of(hub).history("main")] == [f"{NAME} v2", f"{NAME} v1", "initial commit"]
+    assert None not in hub.parents
+    ann.close()
+
+
+def test_publishers_that_race_all_land(hub: TestHub, tmp_path: Path) -> None:
+    """Four publishers with six versions each: every content lands once, numbers are dense, no refusal comes out."""
+    people = [remote(hub, tmp_path / f"home{n}") for n in range(4)]
+    landed: list[int] = []
+    failures: list[BaseException] = []
+    registry = open_registry(people[0], create=True)
+    publish(people[0], tmp_path / "first", seed=99)
+
+    def work(who: int) -> None:
+        try:
+            for turn in range(3):
+                seed = 1 + (who * 3 + turn) % 9  # the last one brings what the first one brings
+                made = candidate(people[who], tmp_path / f"{who}-{turn}", seed=seed)
+                landed.append(flow_publish(people[who], "hub", registry, made, OWNER, render=_plain).n)
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in people:
+        one.close()
+    assert failures == []
+    repo = repo_of(hub)
+    assert sorted(set(landed)) == list(range(2, 11))
+    assert sorted(repo.tags, key=lambda t: int(t[1:])) == [f"v{n}" for n in range(1, 11)]
+    assert len(repo.history("main")) == 11
+    told = parse_ledger(hub.store.body(repo.at()[LEDGER_FILE]), "x")
+    assert len({t.content for t in told.versions}) == 10
+    for t in told.versions:
+        manifest = json.loads(hub.store.body(repo.at(f"v{t.n}")["manifest.json"]))
+        assert manifest["content"] == t.content
+        for file in manifest["files"]:
+            assert repo.at(f"v{t.n}")[file["path"]].size == file["size"]
+
+
+def _plain(manifest: Manifest, name: str, n: int) -> dict[str, bytes]:
+    return {"README.md": f"# {name} v{n}\n{manifest.content}\n".encode()}
+
+
+# --------------------------------------------------------------------------------------------------------- lost answers
+
+
+def test_whoever_comes_adds_a_missing_tag(hub: TestHub, tmp_path: Path) -> None:
+    """A publisher that died before the tag leaves a whole version; readers find it, the next publisher tags it."""
+    ann = remote(hub, tmp_path / "ann")
+    hub.faults.add(Fault("tag", status=403))
+    with pytest.raises(errors.DeniedError):
+        publish(ann, tmp_path / "1")
+    assert repo_of(hub).tags == {}
+    assert json.loads(remote(hub, tmp_path / "ben", token="hf_ben").read(layout.manifest(NAME, 1)))["content"]
+    assert publish(ann, tmp_path / "2").joined
+    assert list(repo_of(hub).tags) == ["v1"]
+    ann.close()
+
+
+def test_a_tag_of_somebody_else_is_left_alone(hub: TestHub, tmp_path: Path) -> None:
+    """A tag v2 that stands elsewhere is never moved: numbers go on behind it."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "1")
+    repo_of(hub).tags["v2"] = repo_of(hub).history("main")[-1].oid
+    assert publish(ann, tmp_path / "2", seed=2).n == 3
+    assert repo_of(hub).tags["v2"] == repo_of(hub).history("main")[-1].oid
+    with pytest.raises(errors.DivergedError):
+        ann.tag(NAME, 2, repo_of(hub).head.oid)
+    ann.close()
+
+
+def test_a_file_that_arrived_damaged_is_given_up(hub: TestHub, tmp_path: Path) -> None:
+    """What is read back differs, twice: the number is given up in the ledger, readers refuse it, the next is v2."""
+    ann = remote(hub, tmp_path / "ann")
+    hub.faults.add(Fault(r"GET /acme/medical-sft/resolve/[0-9a-f]+/adapter_config.json", "flip", times=2))
+    with pytest.raises(errors.IntegrityError, match="given up"):
+        publish(ann, tmp_path / "1")
+    assert repo_of(hub).tags == {}
+    told = parse_ledger(hub.store.body(repo_of(hub).at()[LEDGER_FILE]), "x")
+    assert "adapter_config.json" in (told.versions[0].void or "")
+    assert "void" in json.loads(ann.read(layout.manifest(NAME, 1)))
+    assert publish(ann, tmp_path / "2").n == 2
+    ann.close()
+
+
+def test_one_wrong_look_costs_nothing(hub: TestHub, tmp_path: Path) -> None:
+    """A bit that flips on the way back is looked at again before anything is given up."""
+    ann = remote(hub, tmp_path / "ann")
+    hub.faults.add(Fault(r"GET /acme/medical-sft/resolve/[0-9a-f]+/adapter_config.json", "flip"))
+    assert publish(ann, tmp_path / "1").n == 1
+    ann.close()
+
+
+# ------------------------------------------------------------------------------------------------ before a byte is sent
+
+
+def test_limits_are_checked_before_a_byte_is_sent(hub: TestHub, tmp_path: Path) -> None:
+    """A file that is too large and a folder with too many files are named, with the limits."""
+    ann = remote(hub, tmp_path / "ann", limits=Limits(file=2000, files=1))
+    with pytest.raises(errors.RefusedError) as caught:
+        publish(ann, tmp_path / "run")
+    assert caught.value.data["over_size"] == []
+    ann.close()
+    small = remote(hub, tmp_path / "small", limits=Limits(file=1000))
+    with pytest.raises(errors.RefusedError, match="cannot hold") as caught:
+        publish(small, tmp_path / "run")
+    assert caught.value.data["over_size"] == ["adapter_model.safetensors"]
+    assert "2000 bytes, the Hub takes 1000" in (caught.value.why or "")
+    assert [hub.count(kind) for kind in ("preupload", "lfs-batch", "commit")] == [0, 0, 0]
+    small.close()
+
+
+def test_a_card_is_checked_before_a_byte_is_sent(hub: TestHub, tmp_path: Path) -> None:
+    """A card that the Hub refuses stops the job with the Hub's words."""
+    ann = remote(hub, tmp_path / "ann")
+    with pytest.raises(errors.RefusedError, match="refuses the card") as caught:
+        publish(ann, tmp_path / "run", render=lambda *_: {"README.md": b"---\nlicense: my own\n---\n# x\n"})
+    assert '"license" must be one of' in (caught.value.why or "")
+    assert [hub.count(kind) for kind in ("preupload", "lfs-batch", "commit")] == [0, 0, 0]
+    ann.close()
+
+
+@pytest.mark.parametrize(("token", "word"), [("hf_ben", "role is read"), (None, "no token"), ("hf_eve", "403")])
+def test_the_scope_is_checked_first(hub: TestHub, tmp_path: Path, token: str | None, word: str) -> None:
+    """No token, one that may only read, and one of a stranger: each is told so at once."""
+    who = remote(hub, tmp_path / "who", token=token)
+    with pytest.raises(errors.DeniedError) as caught:
+        publish(who, tmp_path / "run")
+    assert word in f"{caught.value.what} {caught.value.why}"
+    assert caught.value.fix
+    assert [hub.count(kind) for kind in ("preupload", "lfs-batch", "commit")] == [0, 0, 0]
+    who.close()
+
+
+# --------------------------------------------------------------------------------------- repositories that are there
+
+
+def test_a_foreign_repository_is_adopted_only_when_asked(hub: TestHub, tmp_path: Path) -> None:
+    """Files of somebody else are not touched unasked; then its history, settings and words stay, and numbers go on."""
+    files = {"model.safetensors": b"theirs", "README.md": b"---\nlicense: mit\n---\n# Ours since 2024\n"}
+    repo = by_hand(hub, {"README.md": files["README.md"], "config.json": b"{}"})
+    repo.tags |= {"v1": repo.head.oid, "v3": repo.head.oid, "release": repo.head.oid}
+    repo.private, repo.gated = False, "manual"
+    before = repo.head.oid
+    ann = remote(hub, tmp_path / "ann")
+    with pytest.raises(errors.NameTakenError, match="somebody else") as caught:
+        publish(ann, tmp_path / "run", render=_card)
+    assert "--adopt" in (caught.value.fix or "")
+    assert repo.head.oid == before
+    receipt = publish(ann, tmp_path / "run", adopt=True, render=_card)
+    assert receipt.n == 4
+    assert before in [c.oid for c in repo.history("main")]
+    assert (repo.private, repo.gated) == (False, "manual")
+    assert b"# Ours since 2024" in hub.store.body(repo.at()["README.md"])
+    assert "config.json" not in repo.at()
+    assert "config.json" in repo.at("v1")
+    assert publish(ann, tmp_path / "next", seed=2, render=_card).n == 5
+    ann.close()
+
+
+def test_an_empty_repository_made_by_hand_is_simply_used(hub: TestHub, tmp_path: Path) -> None:
+    """Somebody made the repository, public and with a card: it keeps both."""
+    by_hand(hub, {"README.md": b"# Soon here\n"})
+    ann = remote(hub, tmp_path / "ann")
+    assert publish(ann, tmp_path / "run", render=_card).n == 1
+    assert not repo_of(hub).private
+    assert b"# Soon here" in hub.store.body(repo_of(hub).at()["README.md"])
+    ann.close()
+
+
+def test_repositories_are_public_only_where_the_rule_says_so(hub: TestHub, tmp_path: Path) -> None:
+    """Private unless the remote's settings say otherwise."""
+    ann = remote(hub, tmp_path / "ann", private=False)
+    publish(ann, tmp_path / "run")
+    assert not repo_of(hub).private
+    ann.close()
+
+
+def test_a_renamed_repository_and_another_spelling_are_named(hub: TestHub, tmp_path: Path) -> None:
+    """The Hub redirects old names and ignores case; a version's name must be its own, so both are refused."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "run")
+    with pytest.raises(errors.NameTakenError, match=NAME):
+        publish(ann, tmp_path / "2", "Medical-SFT", seed=2)
+    hub.store.move("model", f"acme/{NAME}", "acme/elsewhere", hub.store.tokens["hf_ann"])
+    with pytest.raises(errors.NotFoundError, match="renamed to acme/elsewhere"):
+        publish(ann, tmp_path / "2", seed=2)
+    ann.close()
+
+
+def test_a_name_has_one_kind_one_run_and_one_home(hub: TestHub, tmp_path: Path) -> None:
+    """A second kind, a second run without sharing, and the versions of another registry are refused."""
+    ann = remote(hub, tmp_path / "ann")
+    registry = open_registry(ann, create=True)
+    publish(ann, tmp_path / "1")
+    made = candidate(ann, tmp_path / "2", seed=2, about=msgspec.structs.replace(facts(step=2), kind="model"))
+    with pytest.raises(errors.NameTakenError, match="holds adapter versions"):
+        flow_publish(ann, "hub", registry, made, OWNER, render=_plain)
+    about = facts(step=3)
+    run_facts = msgspec.structs.replace(about.provenance.run, id="another-run")
+    about = msgspec.structs.replace(about, provenance=msgspec.structs.replace(about.provenance, run=run_facts))
+    made = candidate(ann, tmp_path / "3", seed=3, about=about)
+    with pytest.raises(errors.NameTakenError, match="belongs to the run"):
+        flow_publish(ann, "hub", registry, made, OWNER, render=_plain, share=False)
+    other = msgspec.structs.replace(registry, registry="00000000-0000-0000-0000-000000000000")
+    with pytest.raises(errors.NameTakenError, match="another registry"):
+        flow_publish(ann, "hub", other, made, OWNER, render=_plain)
+    ann.close()
+
+
+# ------------------------------------------------------------------------------------------- tags, notes, withdrawals
+
+
+def test_tags_move_by_commits_and_git_tags_follow(hub: TestHub, tmp_path: Path) -> None:
+    """Moves are kept with who and why; of two at once one is told who won; revision="prod" works for everybody."""
+    ann = remote(hub, tmp_path / "ann")
+    registry = open_registry(ann, create=True)
+    for seed in (1, 2):
+        publish(ann, tmp_path / str(seed), seed=seed)
+    tags.move(ann, registry, NAME, "prod", 1, "ann")
+    assert repo_of(hub).tags["prod"] == repo_of(hub).tags["v1"]
+    tags.move(ann, registry, NAME, "prod", 2, "ann", "better")
+    assert repo_of(hub).tags["prod"] == repo_of(hub).tags["v2"]
+    other = remote(hub, tmp_path / "other")
+    assert [(m.seq, m.to, m.why) for m in tags.history(other, NAME, "prod")] == [(1, 1, None), (2, 2, "better")]
+    with pytest.raises(errors.ExistsError):
+        other.create(layout.tag(NAME, "prod", 2), b"{}")
+    tags.move(ann, registry, NAME, "prod", None, "ann")
+    assert "prod" not in repo_of(hub).tags
+    assert {"v1", "v2"} == set(repo_of(hub).tags)
+    assert publish(ann, tmp_path / "3", seed=3).n == 3
+    assert len(tags.history(other, NAME, "prod")) == 3
+    ann.close()
+    other.close()
+
+
+def test_what_was_withdrawn_comes_back_only_when_asked(hub: TestHub, tmp_path: Path) -> None:
+    """The mark lies in the ledger; the content is refused, and gets a new number on demand."""
+    ann = remote(hub, tmp_path / "ann")
+    registry = open_registry(ann, create=True)
+    publish(ann, tmp_path / "1")
+    assert withdraw.withdraw(ann, registry, NAME, 1, who="ann", why="wrong data")
+    with pytest.raises(errors.WithdrawnContentError):
+        publish(ann, tmp_path / "2")
+    assert publish(ann, tmp_path / "3", again=True).n == 2
+    with pytest.raises(errors.UsageError, match="cannot be removed"):
+        withdraw.purge(ann, NAME, 1, grace=0.0)
+    ann.close()
+
+
+def test_notes_change_the_next_card(hub: TestHub, tmp_path: Path) -> None:
+    """What people say of a version is kept beside it, and a lost answer does not say it twice."""
+    ann = remote(hub, tmp_path / "ann")
+    registry = open_registry(ann, create=True)
+    publish(ann, tmp_path / "1")
+    hub.faults.add(Fault("commit", "lose", status=504))
+    notes.add(ann, registry, NAME, 1, "card", text="Only for triage.", who="ann")
+    assert [note.text for note in notes.read(ann, NAME, 1)] == ["Only for triage."]
+    assert notes.people(ann, NAME, 2) == "Only for triage."
+    ann.close()
+
+
+def test_keys_that_are_no_versions_are_refused(hub: TestHub, tmp_path: Path) -> None:
+    """A file alone is no version, and nothing is ever removed."""
+    ann = remote(hub, tmp_path / "ann")
+    acts: tuple[Callable[[], None], ...] = (
+        lambda: ann.create("catalog/feed/000000000001.json", b"{}"),
+        lambda: ann.create(layout.claim(NAME, 1), b"{}"),
+        lambda: ann.upload(layout.version(NAME, 1, "w"), tmp_path, 1, "0" * 64),
+        lambda: ann.delete(layout.version(NAME, 1, "w")),
+    )
+    for act in acts:
+        with pytest.raises(errors.UsageError):
+            act()
+    assert open_remote("hf://acme").url == "hf://acme"
+    ann.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- mirrors
+
+
+def home_with(tmp_path: Path, count: int) -> DirectoryRemote:
+    """Return a folder that is the home of some versions."""
+    home = DirectoryRemote(tmp_path / "home")
+    registry = open_registry(home, create=True)
+    for seed in range(1, count + 1):
+        made = candidate(home, tmp_path / f"source-{seed}", seed=seed)
+        flow_publish(home, "team", registry, made, OWNER, render=_plain)
+    return home
+
+
+def test_a_mirror_gets_the_homes_numbers_and_claims(hub: TestHub, tmp_path: Path) -> None:
+    """Number, claim, manifest, files and papers are those of the home, to the byte; repeating changes nothing."""
+    home, mirror = home_with(tmp_path, 2), remote(hub, tmp_path / "ann")
+    registry = open_registry(mirror, create=True)
+    for n in (1, 2):
+        receipt = deliver(home, mirror, NAME, n, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+        assert (receipt.n, receipt.remote) == (n, "hub")
+    commits = len(repo_of(hub).history("main"))
+    deliver(home, mirror, NAME, 1, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+    assert len(repo_of(hub).history("main")) == commits == 3
+    for n in (1, 2):
+        for key in (layout.claim(NAME, n), layout.manifest(NAME, n), layout.version(NAME, n, "README.md")):
+            assert mirror.read(key) == home.read(key)
+        for path, body in payload(n).items():
+            assert b"".join(mirror.fetch(layout.version(NAME, n, path))) == body
+    with pytest.raises(errors.NameTakenError, match="another registry"):
+        publish(mirror, tmp_path / "own", seed=7)
+    mirror.close()
+
+
+def test_a_late_lower_number_goes_aside(hub: TestHub, tmp_path: Path) -> None:
+    """v2 comes after v3: it gets its tag, main stays at v3, the branch is gone, and everybody finds both."""
+    home, mirror = home_with(tmp_path, 3), remote(hub, tmp_path / "ann")
+    registry = open_registry(mirror, create=True)
+    for n in (1, 3, 2):
+        deliver(home, mirror, NAME, n, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+    repo = repo_of(hub)
+    assert sorted(repo.tags) == ["v1", "v2", "v3"]
+    assert list(repo.branches) == ["main"]
+    assert json.loads(hub.store.body(repo.at()[VERSION_FILE]))["n"] == 3
+    assert [t.n for t in parse_ledger(hub.store.body(repo.at()[LEDGER_FILE]), "x").versions] == [1, 2, 3]
+    for n in (1, 2, 3):
+        assert {p: hub.store.body(repo.at(f"v{n}")[p]) for p in payload(n)} == payload(n)
+        assert mirror.read(layout.claim(NAME, n)) == home.read(layout.claim(NAME, n))
+    mirror.close()
+
+
+def test_a_late_number_whose_bringer_died_is_told_of(hub: TestHub, tmp_path: Path) -> None:
+    """The tag stands and the ledger does not know it: the next delivery tells of it and changes nothing else."""
+    home, mirror = home_with(tmp_path, 2), remote(hub, tmp_path / "ann")
+    registry = open_registry(mirror, create=True)
+    deliver(home, mirror, NAME, 2, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+    hub.faults.add(Fault("commit", skip=1, status=403))
+    with pytest.raises(errors.DeniedError):
+        deliver(home, mirror, NAME, 1, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+    tagged = repo_of(hub).tags["v1"]
+    deliver(home, mirror, NAME, 1, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+    assert repo_of(hub).tags["v1"] == tagged
+    assert [t.n for t in parse_ledger(hub.store.body(repo_of(hub).at()[LEDGER_FILE]), "x").versions] == [1, 2]
+    mirror.close()
+
+
+def test_a_mirror_that_holds_something_else_is_left_alone(hub: TestHub, tmp_path: Path) -> None:
+    """Another registry's versions, or a foreign tag of that number, are reported as diverged and not touched."""
+    home, mirror = home_with(tmp_path, 1), remote(hub, tmp_path / "ann")
+    registry = open_registry(mirror, create=True)
+    repo = by_hand(hub, {"README.md": b"# x\n"})
+    repo.tags["v1"] = repo.head.oid
+    with pytest.raises(errors.DivergedError, match="something else"):
+        deliver(home, mirror, NAME, 1, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+    del hub.store.repos["model", f"acme/{NAME}"]
+    publish(mirror, tmp_path / "own", seed=5)
+    head = repo_of(hub).head.oid
+    with pytest.raises(errors.DivergedError):
+        deliver(home, mirror, NAME, 1, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+    assert repo_of(hub).head.oid == head
+    mirror.close()
+
+
+def test_a_folder_mirrors_the_hub(hub: TestHub, tmp_path: Path) -> None:
+    """The Hub as home: a folder gets claims, decisions and files that verify there."""
+    ann = remote(hub, tmp_path / "ann")
+    for seed in (1, 2):
+        publish(ann, tmp_path / str(seed), seed=seed)
+    mirror = DirectoryRemote(tmp_path / "mirror")
+    registry = open_registry(mirror, create=True)
+    for n in (1, 2):
+        deliver(ann, mirror, NAME, n, mirror_name="disk", registry=registry, scratch=tmp_path / "scratch")
+        assert mirror.read(layout.claim(NAME, n)) == ann.read(layout.claim(NAME, n))
+        for path, body in payload(n).items():
+            assert mirror.read(layout.version(NAME, n, path)) == body
+    ann.close()

@@ -1,0 +1,70 @@
+"""Mirrors follow their home in number order, give no number themselves, and are left alone where they diverged."""
+
+import time
+from pathlib import Path
+
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.daemon.deliveries import Deliveries
+from weighbridge.registry import layout
+from weighbridge.registry.flow.decision import committed
+from weighbridge.registry.flow.verify import verify_version
+from weighbridge.registry.remotes.directory import open_directory
+from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.builders import lora_adapter, run_root
+
+
+def test_a_mirror_follows_in_number_order(tmp_path: Path) -> None:
+    """Home goes on while the mirror is away; then it gets every number, and never gives one."""
+    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
+    assert bench.rule.mirrors == ("mirror",)
+    bench.catalog.close()
+    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
+    (tmp_path / "mirror").mkdir()
+    bench.open()
+    run_root(bench.runs / "team/run", steps=(1, 2, 3), result=False)
+    bench.settle()
+    bench.work()
+    deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+    assert len(bench.store.deliveries("state = 'pending'")) == 3
+    bench.homes.get("team")
+    bench.homes.get("mirror")
+    bench.away = True
+    assert deliveries.step()
+    assert [row["state"] for row in bench.store.deliveries()] == ["waiting", "pending", "pending"]
+    assert not deliveries.step()
+    bench.away = False
+    late = Deliveries(
+        bench.store, bench.homes, bench.remotes, bench.state / "staging", clock=lambda: time.time() + 1000
+    )
+    while late.step():
+        pass
+    assert [row["state"] for row in bench.store.deliveries()] == ["done"] * 3
+    mirror = open_directory(str(tmp_path / "mirror"))
+    home = open_directory(str(tmp_path / "remote"))
+    for n in (1, 2, 3):
+        assert committed(mirror, "team-run", n).stored == committed(home, "team-run", n).stored
+        assert not verify_version(mirror, "team-run", n).findings
+        assert mirror.read(layout.claim("team-run", n)) == home.read(layout.claim("team-run", n))
+    bench.catalog.close()
+
+
+def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    """Another claim under the same number is reported as diverged and nothing is moved."""
+    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
+    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
+    (tmp_path / "mirror").mkdir()
+    bench.catalog.close()
+    bench.open()
+    lora_adapter(bench.runs / "team/run/checkpoint-1", seed=1)
+    bench.settle()
+    bench.work()
+    foreign = tmp_path / "mirror/models/team-run/_wb/claims/00000001.json"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("{}")
+    deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+    while deliveries.step():
+        pass
+    (row,) = bench.store.deliveries()
+    assert row["state"] == "diverged"
+    assert foreign.read_text() == "{}"
+    bench.catalog.close()

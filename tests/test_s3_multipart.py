@@ -1,0 +1,378 @@
+"""Large files in parts: proven by the server's own hash, gone on with after a kill, in bounded memory."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weighbridge.registry import errors
+from weighbridge.registry.remotes.s3 import multipart
+from weighbridge.registry.remotes.s3.ranges import Budget, Reader
+from weighbridge.registry.remotes.s3.remote import S3Remote
+from weighbridge.registry.remotes.wrappers import Retrying
+from weighbridge_testlib import seaweed as servers
+from weighbridge_testlib.seaweed import Server
+
+MIB = 1 << 20
+PART = multipart.PART_LEAST
+KEY = "models/m/v1/model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers.credentials(monkeypatch)
+
+
+def remote_at(server: Server, prefix: str, **given: Any) -> S3Remote:
+    """Open a remote that sends small parts."""
+    return S3Remote(server.place(prefix), single=MIB, part=PART, **given)
+
+
+def big(path: Path, parts: int, seed: int = 0) -> tuple[Path, int, str]:
+    """Write a file of so many parts, the last one short; return what `upload` wants to know."""
+    body = random.Random(seed).randbytes(parts * PART - 12_345)
+    path.write_bytes(body)
+    return path, len(body), hashlib.sha256(body).hexdigest()
+
+
+def unfinished(server: Server, prefix: str) -> list[dict[str, Any]]:
+    """Return the unfinished uploads below a prefix."""
+    return list(server.client().list_multipart_uploads(Bucket=server.bucket, Prefix=f"{prefix}/").get("Uploads", []))
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_the_server_proves_the_whole_file(seaweed: Server, tmp_path: Path, tls: bool) -> None:
+    """After an upload in parts the server's hash is the one we compute, and `stat` tells the sha256 without reading."""
+    remote = S3Remote(seaweed.place(f"proof-{tls}", tls=tls), single=MIB, part=PART)
+    moved: list[int] = []
+    source, size, sha256 = big(tmp_path / "f", 3)
+    remote.upload(KEY, source, size, sha256, moved.append)
+    assert sum(moved) == size
+    assert remote.stat(KEY)[:3] == (KEY, size, sha256)
+    assert remote.link.counts["get_object"] == 0 or remote.link.counts["list_parts"]  # the probe's own reads
+    head = seaweed.client().head_object(Bucket="registry", Key=f"proof-{tls}/{KEY}", ChecksumMode="ENABLED")
+    with source.open("rb") as stream:
+        assert multipart.composite_of(stream.fileno(), PART) == (size, sha256, head["ChecksumSHA256"])
+    assert head["Metadata"] == {multipart.PART_SIZE_KEY: str(PART)}
+    assert b"".join(remote.fetch(KEY)) == source.read_bytes()
+    assert unfinished(seaweed, f"proof-{tls}") == []
+    remote.close()
+
+
+def test_what_is_there_is_compared_and_not_sent(seaweed: Server, tmp_path: Path) -> None:
+    """Whoever has the same file compares it by the server's hash: nothing is sent, nothing is read."""
+    first = remote_at(seaweed, "compare")
+    given = big(tmp_path / "f", 2)
+    first.upload(KEY, *given)
+    other = remote_at(seaweed, "compare")
+    assert other.stat(KEY).sha256 is None  # nobody here knows the parts
+    with pytest.raises(errors.ExistsError):
+        other.upload(KEY, *given)
+    assert other.stat(KEY).sha256 == given[2]
+    assert (other.link.counts["upload_part"], other.link.counts["get_object"]) == (0, 0)
+    third = remote_at(seaweed, "compare")
+    with pytest.raises(errors.ExistsError):
+        third.upload(KEY, *big(tmp_path / "g", 2, seed=1))
+    assert third.stat(KEY).sha256 is None
+    for remote in (first, other, third):
+        remote.close()
+
+
+CHILD = """
+import sys, threading
+from pathlib import Path
+from weighbridge.registry.remotes.s3.client import Place
+from weighbridge.registry.remotes.s3.remote import S3Remote
+
+endpoint, prefix, key, source, size, sha256, stop, workers = sys.argv[1:]
+place = Place(f"s3://registry/{prefix}", "registry", prefix + "/", endpoint)
+remote = S3Remote(place, single=1 << 20, part=5 << 20, workers=int(workers))
+done, lock = [], threading.Lock()
+
+def progress(count):
+    with lock:
+        done.append(count)
+        print(len(done), flush=True)
+        if len(done) == int(stop):
+            threading.Event().wait()
+
+remote.upload(key, Path(source), int(size), sha256, progress)
+print("whole", flush=True)
+"""
+
+
+def upload_and_die(server: Server, prefix: str, given: tuple[Path, int, str], stop: int, workers: int) -> None:
+    """Upload in a process of its own that is killed when so many parts are done."""
+    source, size, sha256 = given
+    command = [sys.executable, "-c", CHILD, server.endpoint, prefix, KEY, str(source), str(size), sha256]
+    child = subprocess.Popen([*command, str(stop), str(workers)], stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert child.stdout is not None
+    for line in child.stdout:
+        assert line != "whole\n"
+        if int(line) >= stop:
+            break
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+
+
+@pytest.mark.parametrize(("parts", "stop"), [(4, 1), (4, 3), (4, 4)])
+def test_a_killed_upload_goes_on(seaweed: Server, tmp_path: Path, parts: int, stop: int) -> None:
+    """After a kill between two parts only what was not sent is sent: no part that is there goes twice."""
+    prefix = f"killed-{parts}-{stop}"
+    given = big(tmp_path / "f", parts)
+    upload_and_die(seaweed, prefix, given, stop, workers=1)
+    (left,) = unfinished(seaweed, prefix)
+    there = seaweed.client().list_parts(Bucket="registry", Key=left["Key"], UploadId=left["UploadId"])["Parts"]
+    assert len(there) == stop
+    remote = remote_at(seaweed, prefix)
+    assert list(remote.list("")) == []
+    remote.upload(KEY, *given)
+    assert remote.link.counts["upload_part"] - probed(remote) == parts - stop
+    assert remote.stat(KEY).sha256 == given[2]
+    assert unfinished(seaweed, prefix) == []
+    remote.close()
+
+
+def test_a_kill_with_parts_under_way_loses_only_those(seaweed: Server, tmp_path: Path) -> None:
+    """With several parts under way at the kill, every part that the server has is kept."""
+    given = big(tmp_path / "f", 6)
+    upload_and_die(seaweed, "killed-parallel", given, 2, workers=3)
+    (left,) = unfinished(seaweed, "killed-parallel")
+    there = seaweed.client().list_parts(Bucket="registry", Key=left["Key"], UploadId=left["UploadId"])["Parts"]
+    assert len(there) >= 2
+    remote = remote_at(seaweed, "killed-parallel")
+    remote.upload(KEY, *given)
+    assert remote.link.counts["upload_part"] - probed(remote) == 6 - len(there)
+    assert b"".join(remote.fetch(KEY)) == given[0].read_bytes()
+    remote.close()
+
+
+def probed(remote: S3Remote) -> int:
+    """Return how many parts the probe sent, if this remote was the one that asked."""
+    return 3 if remote.link.counts["list_objects_v2"] >= 4 and remote.link.counts["put_object"] >= 4 else 0
+
+
+def leave(server: Server, prefix: str, bodies: list[bytes]) -> None:
+    """Leave an unfinished upload with these parts."""
+    client, key = server.client(), f"{prefix}/{KEY}"
+    upload = client.create_multipart_upload(Bucket=server.bucket, Key=key, ChecksumAlgorithm="SHA256")["UploadId"]
+    for number, body in enumerate(bodies, 1):
+        client.upload_part(
+            Bucket=server.bucket,
+            Key=key,
+            UploadId=upload,
+            PartNumber=number,
+            Body=body,
+            ChecksumSHA256=multipart.spelled(hashlib.sha256(body).digest()),
+        )
+
+
+def test_parts_of_another_file_are_not_trusted(seaweed: Server, tmp_path: Path) -> None:
+    """A part that holds other bytes is sent again; an upload whose first part differs is left alone, and swept."""
+    given = big(tmp_path / "f", 3)
+    body = given[0].read_bytes()
+    leave(seaweed, "foreign-late", [body[:PART], b"x" * PART])
+    remote = remote_at(seaweed, "foreign-late")
+    remote.upload(KEY, *given)
+    assert remote.link.counts["upload_part"] - probed(remote) == 2
+    assert b"".join(remote.fetch(KEY)) == body
+    remote.close()
+    leave(seaweed, "foreign-early", [b"x" * PART])
+    remote = remote_at(seaweed, "foreign-early")
+    remote.upload(KEY, *given)
+    assert remote.link.counts["upload_part"] - probed(remote) == 3
+    assert remote.stat(KEY).sha256 == given[2]
+    assert len(unfinished(seaweed, "foreign-early")) == 1
+    assert remote.sweep(3600) == 0
+    assert remote.sweep(-10) == 1
+    assert unfinished(seaweed, "foreign-early") == []
+    remote.close()
+
+
+@pytest.mark.parametrize("change", ["rewritten", "longer", "shorter"])
+def test_a_source_that_changes_leaves_nothing(seaweed: Server, tmp_path: Path, change: str) -> None:
+    """A file that changes while its parts are sent never appears, and its upload is given up."""
+    remote = remote_at(seaweed, f"changed-{change}", workers=1)
+    remote._sending = Budget(PART)  # one part at a time, so that the change comes before the last one is read
+    source, size, sha256 = big(tmp_path / "f", 3)
+
+    def meddle(_: int) -> None:
+        with source.open("r+b") as stream:
+            match change:
+                case "rewritten":
+                    stream.seek(size - 5)
+                    stream.write(b"other")
+                case "longer":
+                    stream.seek(size)
+                    stream.write(b"more")
+                case "shorter":
+                    stream.truncate(size - 5)
+
+    with pytest.raises(errors.SourceChangedError):
+        remote.upload(KEY, source, size, sha256, meddle)
+    assert list(remote.list("")) == []
+    assert unfinished(seaweed, f"changed-{change}") == []
+    remote.close()
+
+
+def test_of_two_files_for_one_key_one_wins(seaweed: Server, tmp_path: Path) -> None:
+    """Two large files sent to one key at once: one is there whole, the other one is told, and nothing is left over."""
+    remotes = [remote_at(seaweed, "race") for _ in range(2)]
+    given = [big(tmp_path / name, 2, seed) for seed, name in enumerate("ab")]
+    gate = threading.Barrier(2)
+    outcomes: list[str] = ["", ""]
+
+    def run(number: int) -> None:
+        gate.wait()
+        try:
+            Retrying(remotes[number], base=0.01).upload(KEY, *given[number])
+            outcomes[number] = "won"
+        except errors.ExistsError:
+            outcomes[number] = "exists"
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["exists", "won"]
+    assert b"".join(remotes[0].fetch(KEY)) == given[outcomes.index("won")][0].read_bytes()
+    assert unfinished(seaweed, "race") == []
+    for remote in remotes:
+        remote.close()
+
+
+def test_an_upload_that_somebody_gave_up_begins_anew(seaweed: Server, tmp_path: Path) -> None:
+    """When a sweep takes an upload away under its writer's hands, the next try sends everything, and it ends well."""
+    remote = remote_at(seaweed, "swept", workers=1)
+    given = big(tmp_path / "f", 3)
+    swept: list[int] = []
+
+    def sweep(_: int) -> None:
+        if not swept:
+            swept.append(remote.sweep(-10))
+
+    Retrying(remote, base=0.01).upload(KEY, *given, sweep)
+    assert swept == [1]
+    assert remote.stat(KEY).sha256 == given[2]
+    remote.close()
+
+
+def test_memory_is_bounded(seaweed: Server, tmp_path: Path) -> None:
+    """However many parts and workers there are, no more bytes lie in memory than were allowed."""
+    remote = remote_at(seaweed, "memory")
+    remote.create("probed", b"")
+    most: list[int] = []
+
+    class Watched(Budget):
+        def take(self, count: int) -> None:
+            super().take(count)
+            most.append(self._used)
+
+    remote._sending = Watched(2 * PART)
+    remote.upload(KEY, *big(tmp_path / "f", 6))
+    assert len(most) == 6
+    assert max(most) <= 2 * PART
+    assert remote._sending._used == 0
+    remote.close()
+
+
+def test_credentials_are_refreshed_on_the_way(seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that end in a moment are asked for again between two parts; the upload does not notice."""
+    asked = tmp_path / "asked"
+    script = tmp_path / "give.py"
+    script.write_text(
+        "import datetime, json, pathlib\n"
+        f"pathlib.Path({str(asked)!r}).open('a').write('x')\n"
+        "end = (datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=5)).isoformat()\n"
+        f"print(json.dumps({{'Version': 1, 'AccessKeyId': {servers.ACCESS!r}, "
+        f"'SecretAccessKey': {servers.SECRET!r}, 'Expiration': end}}))\n"
+    )
+    config = tmp_path / "config"
+    config.write_text(f"[profile short]\ncredential_process = {sys.executable} {script}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    remote = S3Remote(seaweed.place("refreshed", profile="short"), single=MIB, part=PART, workers=1)
+    given = big(tmp_path / "f", 2)
+    remote.upload(KEY, *given)
+    assert remote.stat(KEY).sha256 == given[2]
+    assert len(asked.read_text()) > 2
+    remote.close()
+
+
+def test_the_size_of_parts() -> None:
+    """Parts are of one size unless that makes too many, and never smaller than servers take."""
+    assert multipart.part_size(1) == multipart.PART
+    assert multipart.part_size(100 * MIB, 1) == multipart.PART_LEAST
+    five = 5 << 40
+    part = multipart.part_size(five)
+    assert -(-five // part) <= multipart.PARTS_MAX
+
+
+def test_encryption_and_class_reach_the_store(seaweed: Server) -> None:
+    """Encryption is asked for all objects, the class only for large files; nothing is asked for by default."""
+    plain = S3Remote(seaweed.place("x"))
+    assert plain._given(payload=True) == {}
+    place = seaweed.place("x", encryption="aws:kms:alias/k", storage_class="STANDARD_IA")
+    asked = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "alias/k"}
+    assert S3Remote(place)._given(payload=False) == asked
+    assert S3Remote(place)._given(payload=True) == {**asked, "StorageClass": "STANDARD_IA"}
+    assert S3Remote(place._replace(encryption="AES256"))._given(payload=False) == {"ServerSideEncryption": "AES256"}
+    assert json.dumps(asked)
+
+
+# ------------------------------------------------------------------------------------------------------ reading windows
+
+
+@pytest.mark.parametrize("allowed", [1, 3 * MIB, 64 * MIB])
+def test_windows_come_in_order(seaweed: Server, tmp_path: Path, allowed: int) -> None:
+    """Whatever is fetched ahead, bytes come in order, from any offset, in chunks of at most 1 MiB."""
+    remote = remote_at(seaweed, f"windows-{allowed}")
+    source, size, _ = big(tmp_path / "f", 2)
+    body = source.read_bytes()
+    remote.upload(KEY, source, size, hashlib.sha256(body).hexdigest())
+    budget = Budget(allowed)
+    with ThreadPoolExecutor(4) as pool:
+        for offset in (0, 1, MIB, 3 * MIB + 7, size - 1, size, size + 5):
+            reader = Reader(remote.link, pool, budget, KEY, window=MIB)
+            chunks = list(reader.chunks(offset))
+            assert b"".join(chunks) == body[offset:]
+            assert all(len(chunk) <= MIB for chunk in chunks)
+    assert budget._used == 0
+    remote.close()
+
+
+def test_a_reader_that_stops_gives_everything_back(seaweed: Server, tmp_path: Path) -> None:
+    """Whoever stops in the middle of a file holds no memory and no connection."""
+    remote = remote_at(seaweed, "stopped")
+    remote.upload(KEY, *big(tmp_path / "f", 3))
+    budget = Budget(64 * MIB)
+    with ThreadPoolExecutor(4) as pool:
+        chunks = Reader(remote.link, pool, budget, KEY, window=MIB).chunks(0)
+        next(chunks)
+        chunks.close()  # type: ignore[attr-defined]
+    assert budget._used == 0
+    remote.close()
+
+
+def test_a_replaced_object_is_not_mixed(seaweed: Server, tmp_path: Path) -> None:
+    """An object that somebody replaces while it is read is an error, not a mixture of two."""
+    remote = remote_at(seaweed, "replaced")
+    remote.upload(KEY, *big(tmp_path / "f", 2))
+    with ThreadPoolExecutor(1) as pool:
+        chunks = Reader(remote.link, pool, Budget(1), KEY, window=MIB).chunks(0)
+        next(chunks)
+        seaweed.client().put_object(Bucket="registry", Key=f"replaced/{KEY}", Body=b"y" * (2 * PART))
+        with pytest.raises(errors.IntegrityError, match="replaced"):
+            list(chunks)
+    remote.close()
