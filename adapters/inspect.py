@@ -189,6 +189,7 @@ def _trainer(draft: Draft, path: Path) -> None:
         facts, found = trainer.judge(place, name)
         draft.add(facts, found)
         draft.step = facts.get("step") if facts.get("step") is not None else draft.step
+        draft.facts["step"] = draft.step
         tag = facts.get("latest_tag") or (facts.get("tags") or [None])[-1]
         whole = not any(f.code in {"rank-state-missing", "latest-tag-missing"} for f in found)
         if draft.facts.get("empty_tensors") and tag in dirs and whole:

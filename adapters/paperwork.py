@@ -52,7 +52,9 @@ def read(draft: Draft, files: Iterable[JudgedFile], above: Sequence[Path], cache
     facts.setdefault("license", card.license.id if card.license else None)
     told = [_placed(draft, f) for f in (*card.findings, *found.findings)]
     told += _private(published, cards)
-    told += secrets.scan((f.path, Path(f.source)) for f in published if f.link is None)
+    # Of a pickle that is converted only the tensors go out; what else it holds stays where it is.
+    kept = set(draft.convert)
+    told += secrets.scan((f.path, Path(f.source)) for f in published if f.link is None and f.path not in kept)
     _collect(facts, told, "local_paths")
     _collect(facts, told, "secret_files")
     facts.setdefault("hub_push_blocked", any(f.data.get("hub_push_blocked") for f in told))

@@ -60,7 +60,9 @@ def _is_model(place: Place, *, adapter: bool) -> bool:
         return True
     if any(n == layout.MODEL_WEIGHTS or layout.is_model_pickle(n) for n in own):
         return True
-    shards = [n for n in own if (s := layout.shard_of(n)) and s[3] in {"safetensors", "bin"}]
+    shards = [
+        n for n in own if (s := layout.shard_of(n)) and s[3] in {"safetensors", "bin"} and ranks.rank_of(n) is None
+    ]
     if shards and not adapter:
         return True
     if layout.MODEL_CONFIG not in names or adapter:

@@ -166,7 +166,7 @@ def scan_stream(blocks: Iterable[bytes]) -> list[Hit]:
 
 
 def scan_file(path: Path) -> list[Hit]:
-    """Return the secrets in a file; of safetensors weights only the header is searched. Raises OSError."""
+    """Return the secrets in a file; of safetensors and GGUF weights only the header is searched. Raises OSError."""
     return scan_stream(_blocks(path))
 
 
@@ -199,6 +199,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
         if path.name.endswith(".safetensors"):
             head = stream.read(8)
             left = min(int.from_bytes(head, "little"), HEADER_MAX)
+        elif path.name.endswith(".gguf"):
+            left = HEADER_MAX
         while left is None or left > 0:
             block = stream.read(CHUNK if left is None else min(CHUNK, left))
             if not block:

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from weighbridge.adapters import layout
 from weighbridge.adapters.checkpoint import expected_end_mark
-from weighbridge.adapters.formats import safetensors
+from weighbridge.adapters.formats import gguf, safetensors, zipdir
+from weighbridge.adapters.formats.protocol import FormatFault
+from weighbridge.adapters.formats.source import opened
 
 JSON_LIMIT: Final = 64 << 20
 """Bytes of the largest JSON file that is read: the index of a model with a million tensors fits."""
@@ -21,7 +23,8 @@ def complete(path: Path | str, *, mark: bool = True) -> str | None:
     """Return why a folder cannot be whole at this moment, or None when its structure says that it is.
 
     Looks at: staging names, files in progress, the owed end mark, empty files and dangling links among the weights, the
-    header of every safetensors file against its length, every shard an index names, an adapter's two halves, JSON that
+    header of every safetensors file against its length, the directory of torch zip files, GGUF headers, a distributed
+    checkpoint's .metadata, every shard an index names, an adapter's two halves, JSON that
     does not parse. With `mark` False an owed end mark is no reason: it only shortens a wait that quiet time ends too.
     Raises FileNotFoundError when the folder is gone.
     """
@@ -38,6 +41,8 @@ def complete(path: Path | str, *, mark: bool = True) -> str | None:
         reason = _file_reason(folder, name, sizes[name])
         if reason:
             return reason
+    if layout.is_sharded_state(names) and ".metadata" not in names:
+        return ".metadata, which is written last, is not there yet"
     reason = _adapter_reason(names) or _model_reason(folder, names)
     if reason:
         return reason
@@ -66,10 +71,27 @@ def _file_reason(folder: Path, name: str, size: int | None) -> str | None:
             return f"{name}: {faults[0].message}" if faults else None
         if is_json and size <= JSON_LIMIT:
             json.loads((folder / name).read_bytes())
+        if not is_json:
+            return _container_reason(folder / name)
     except FileNotFoundError:
         return f"{name} has just vanished"
     except (ValueError, RecursionError):
         return f"{name} is not valid JSON yet"
+    return None
+
+
+def _container_reason(path: Path) -> str | None:
+    """Return why a torch zip file or GGUF cannot be whole: its directory, or what its header asks for, is not there."""
+    try:
+        with opened(path) as source:
+            head = source.head(4)
+            if head == b"PK\3\4":
+                zipdir.read(source)
+            elif head == b"GGUF":
+                short = next((h for h in gguf.read_from(source).hazards if h.code == "file-short"), None)
+                return f"{path.name}: {short.message}" if short else None
+    except FormatFault as fault:
+        return f"{path.name}: {fault.message}"
     return None
 
 

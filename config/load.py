@@ -362,7 +362,9 @@ def _places(settings: Settings, real_path: Callable[[Path | str], str]) -> Itera
     for number, (root, real) in enumerate(watched):
         at = ("watch", number, "root")
         for other, other_real in watched[:number]:
-            if _nested(real, other_real):
+            if real == other_real:
+                yield Problem(at, f"{root} is watched twice", "remove one of the two")
+            elif _nested(real, other_real):
                 yield Problem(
                     at, f"{root} and {other} lie inside each other", "watch the outer one only, or split them"
                 )

@@ -60,6 +60,7 @@ def once(config: str | None, backfill: bool, dry_run: bool, as_json: bool) -> in
         return _print_preview(preview(settings, os.environ, backfill=backfill), as_json=as_json)
     from weighbridge.daemon.passage import once as passage  # noqa: PLC0415 - as above
 
+    _talk()
     done = passage(settings, os.environ, backfill=backfill)
     if as_json:
         rows = [{"name": j.name, "n": j.n, "path": j.path, "content": j.content} for j in done.published]
@@ -93,6 +94,7 @@ def drain(path: Path, deadline: str, config: str | None, as_json: bool) -> int:
     except errors.UnreachableError:
         from weighbridge.daemon.passage import drained  # noqa: PLC0415 - as above
 
+        _talk()
         answer = drained(settings, os.environ, absolute, seconds)
     if as_json:
         _say(json.dumps({"schema": "weighbridge/drain/1"} | {k: v for k, v in answer.items() if k != "token"}))
@@ -119,6 +121,16 @@ def install_unit(user: bool, to: Path | None, config: Path | None, program: Path
         sys.stderr.write(f"warning: {warning}\n")
     sys.stderr.write("".join(f"next: {command}\n" for command in done.commands))
     return 0
+
+
+def _talk() -> None:
+    """Tell people on stderr what goes wrong on the way, each line with what it is about."""
+    import logging  # noqa: PLC0415 - as above
+
+    from weighbridge.daemon import logs  # noqa: PLC0415 - as above
+
+    logs.start("text")
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 def _print_preview(rows: list[dict[str, Any]], *, as_json: bool) -> int:

@@ -52,8 +52,16 @@ class Deliveries:
     def step(self) -> bool:
         """Carry one delivery; return whether there was one that could be tried."""
         held: set[tuple[str, str]] = set()
-        for row in self._store.deliveries("state IN ('pending', 'waiting')"):
+        rows = self._store.deliveries("state IN ('pending', 'waiting')")
+        newest: dict[tuple[str, str], int] = {}
+        for row in rows:
             line = (row["remote"], row["name"])
+            newest[line] = max(newest.get(line, 0), row["n"])
+        for row in rows:
+            line = (row["remote"], row["name"])
+            if row["n"] < newest[line] and self._remotes[row["remote"]].mirror == "latest-only":
+                self._note(row, "skipped", f"v{newest[line]} is waiting, and this mirror takes the latest only")
+                return True
             if line in held:
                 continue  # an earlier number of this name is still waiting for this mirror
             if row["until"] is not None and row["until"] > self._clock():
@@ -79,6 +87,8 @@ class Deliveries:
             self._note(row, "diverged", f"{error.what}: {error.why}")
         except (errors.WithdrawnError, errors.MissingError) as error:
             self._note(row, "skipped", error.what)
+        except errors.RefusedError as error:
+            self._note(row, "blocked", f"{error.what} ({error.why})")
         except (errors.UnreachableError, errors.DiskFullError, errors.DeniedError, errors.IntegrityError) as error:
             if isinstance(error, errors.UnreachableError):
                 self._homes.failed(remote, error)

@@ -93,8 +93,8 @@ class Waiting(NamedTuple):
     reason: str
     seconds: float
     """How long it has been waited for."""
-    resting: float
-    """How long it has not changed."""
+    hopeless: bool
+    """It was at rest for long enough and is not whole: no waiting mends it."""
     overdue: bool
 
 
@@ -111,6 +111,7 @@ class _Folder:
     cost: float = 0.0
     reason: str = ""
     overdue: bool = False
+    hopeless: bool = False
     structure: tuple[Listing, str | None] | None = None
 
 
@@ -212,7 +213,7 @@ class Folders:
         """Return the folders that are not finished, the longest waiting first."""
         now = self.clock()
         found = [
-            Waiting(f.path, str(f.rule.root), f.reason, now - seen.first, now - seen.since, f.overdue)
+            Waiting(f.path, str(f.rule.root), f.reason, now - seen.first, f.hopeless, f.overdue)
             for f in list(self._folders.values())
             if (seen := f.seen) is not None
         ]
@@ -376,6 +377,7 @@ class Folders:
         if folder.seen is None:
             seen = seen._replace(first=now - self.ledger.seen(folder.rule, folder.path))
         folder.seen, folder.reason = seen, verdict.reason
+        folder.hopeless = seen.looks > 1 and now >= verdict.until
         if not folder.overdue and now - seen.first > self.wait_limit:
             folder.overdue = True
             self.ledger.overdue(folder.rule, folder.path, verdict.reason, now - seen.first)

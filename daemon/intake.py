@@ -235,9 +235,8 @@ class Intake:
         name = note.name or policy.fill(rule.name, project=run.project, run=run.name)
         fault = policy.fault(name)
         if fault is not None:
-            raise errors.UsageError(
-                f"'{name}' cannot be the name of {job.path}", why=fault, fix="choose a shorter name"
-            )
+            words = f"'{name}' cannot be the name of this run: {fault}"
+            raise _refused(job, [findings.finding("name-invalid", job.path, words, "choose another name")])
         kind = artifact.kind or ""
         wanted = policy.named(name, kind, lambda known: self._kind_of(rule.home, known))
         own = note.id or self._store.run(run.path, runs.key(run.path), lambda: runs.identity(run.path, self._mountinfo))
@@ -315,11 +314,12 @@ class Intake:
         """Take a private copy where one can be had: beside the target, else in our own staging, else not at all."""
         mode, nonce = self._settings.staging, secrets.token_hex(16)
         place: Path | None = None
-        own = False
+        own = always = False
         if mode != "direct":
             try:
                 home = self._homes.get(rule.home)
                 home.confirm()
+                always = home.remote.properties.commits
                 place = home.remote.stage(job.name or "", nonce)
             except errors.UnreachableError as error:
                 self._homes.failed(rule.home, error)  # the bytes are kept here until it answers again
@@ -327,7 +327,7 @@ class Intake:
                 own = True
                 place = self._settings.state / STAGING / nonce
                 if not self._fits(sum(file.size for file in admission.files)):
-                    if mode != "auto":
+                    if mode != "auto" or always:
                         raise errors.DiskFullError(
                             "the staging folder is at its limit",
                             why=f"staging_max is {self._settings.staging_max} bytes",
@@ -348,7 +348,7 @@ class Intake:
                     progress=moved,
                 )
             except errors.DiskFullError:
-                if not own or mode != "auto" or admission.made:
+                if not own or always or mode != "auto" or admission.made:
                     raise
         if admission.made:
             raise errors.DiskFullError(

@@ -24,7 +24,7 @@ from weighbridge.daemon.homes import Home, Homes
 from weighbridge.daemon.intake import Intake, Unfit
 from weighbridge.daemon.jobstore import ACTIVE, FRESH, Job, JobStore
 from weighbridge.daemon.records import encode
-from weighbridge.registry import errors, findings, types
+from weighbridge.registry import disk, errors, findings, types
 from weighbridge.registry.flow import papers
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.claim import claim
@@ -113,7 +113,8 @@ class Runner:
         except sqlite3.Error:
             raise
         except Exception as error:  # noqa: BLE001 - a poison job must not stop the others
-            return self._unforeseen(job, error)
+            foreseen = _of_the_source(job, error)
+            return self._unforeseen(job, error) if foreseen is None else self._failed(job, foreseen)
 
     def advance(self, job: Job) -> Job | None:
         """Carry out the one step that the job's state asks for; the result is durable when this returns."""
@@ -218,7 +219,7 @@ class Runner:
         self._intake.tag(job, self._home(job), claimed.claim.name, claimed.claim.n)
         if job.bundle is not None:
             staging.discard(_bundle(job))
-        return self._store.advance(job, "done", event="done", bundle=None, people=None, **FRESH)
+        return self._store.advance(job, "done", event="done", bundle=None, people=None, manifest=None, **FRESH)
 
     def _home(self, job: Job) -> Home:
         return self._homes.get(job.home or "")
@@ -326,8 +327,23 @@ class Runner:
         )
 
 
+def _of_the_source(job: Job, error: Exception) -> errors.WeighbridgeError | None:
+    """Return what happened to the folder of a job that reads it, None for anything else: that is a fault of ours."""
+    if job.state != "settling" or not isinstance(error, OSError):
+        return None
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        if Path(job.path).is_dir():
+            return errors.SourceChangedError(f"a file of {job.path} went away", why=str(error.filename or error))
+        return errors.VanishedError(f"{job.path} is gone")
+    told = disk.translate(error, f"{job.path} cannot be read")
+    return None if type(told) is errors.WeighbridgeError else told
+
+
 def delay(error: Exception, attempts: int, chance: float) -> float:
     """Return the seconds until the next try: longer each time, with jitter, bounded by the kind of error."""
+    asked = error.data.get("retry_after") if isinstance(error, errors.QuotaError) else None
+    if isinstance(asked, int | float):
+        return float(asked) + 30.0 * chance  # nothing helps before; not all at the same second afterwards
     if isinstance(error, errors.DiskFullError):
         first, most = 5.0, 60.0
     elif isinstance(error, errors.DeniedError):

@@ -95,6 +95,16 @@ class Due(NamedTuple):
     step: int | None
 
 
+class Made(NamedTuple):
+    """A version that a job ended in, without the job's documents: there may be thousands."""
+
+    root: str
+    home: str
+    name: str
+    n: int
+    at: float
+
+
 _COLUMNS: Final = tuple(Job.__struct_fields__)
 
 
@@ -116,9 +126,19 @@ class JobStore(Records):
         with self._catalog.immediate() as link:
             found = link.execute(sql, tuple(arguments)).fetchall()
         for row in found:
-            if catalog_read.seal(row[:-1]) != row[-1]:
-                raise catalog_read.DamagedError(f"the row of job {row[0]} is not what was written")
-            yield Job(**dict(zip(_COLUMNS, row, strict=False)))
+            yield Job(**dict(zip(_COLUMNS, _checked(row), strict=False)))
+
+    def check(self) -> None:
+        """Read every job once. Raises DamagedError for one that is not what was written."""
+        with self._catalog.immediate() as link:
+            for row in link.execute(f"SELECT {','.join(_COLUMNS)},seal FROM jobs"):  # noqa: S608 - names of ours
+                _checked(row)
+
+    def made(self) -> list[Made]:
+        """Return every version that a job ended in."""
+        sql = "SELECT root, home, name, n, updated_at FROM jobs WHERE state = 'done' AND n IS NOT NULL"
+        with self._catalog.immediate() as link:
+            return [Made(*row) for row in link.execute(sql)]
 
     def runnable(self, now: float) -> list[Due]:
         """Return what has something to do now, those nearest to their end first, then by training step."""
@@ -188,6 +208,12 @@ class JobStore(Records):
                     self.advance(job, state, **FRESH, **again)
                     count += 1
         return count
+
+    def prune(self, seconds: float) -> int:
+        """Forget jobs that ended without a version so long ago; return how many."""
+        with self.transaction():
+            sql = "DELETE FROM jobs WHERE state IN ('vanished', 'superseded') AND updated_at < ?"
+            return int(self._catalog.link.execute(sql, (time.time() - seconds,)).rowcount)
 
     # -- what the watch tells (folders.Ledger)
 
@@ -331,6 +357,12 @@ class JobStore(Records):
                 " FROM jobs GROUP BY 1"
             ).fetchall()
         return {str(state): int(count) for state, count in rows}
+
+
+def _checked(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    if catalog_read.seal(row[:-1]) != row[-1]:
+        raise catalog_read.DamagedError(f"the row of job {row[0]} is not what was written")
+    return row
 
 
 def _skip(  # noqa: PLR0917 - the columns, in their order

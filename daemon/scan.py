@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from weighbridge.adapters import checkpoint, layout, plan
 from weighbridge.adapters.listing import DEPTH_LIMIT, NEVER_ENTERED, ignored
 from weighbridge.daemon.settle import FileStat, Listing, listing
-from weighbridge.registry.refs import utf8
+from weighbridge.registry.errors import utf8
 
 _HOUR: Final = 3600.0
 _DAY: Final = 24 * _HOUR

@@ -53,6 +53,14 @@ _log = logging.getLogger(__name__)
 class Session:
     """Everything that works on one open database; `run` returns when it is told to stop or the database is damaged."""
 
+    hints: Hints
+    homes: Homes
+    folders: Folders
+    intake: Intake
+    runner: Runner
+    deliveries: Deliveries
+    upkeep: Upkeep
+
     def __init__(
         self,
         settings: Settings,
@@ -77,6 +85,7 @@ class Session:
         self._host = socket.gethostname()
         self._owner = Owner(host=self._host, daemon=states.identity(settings.daemon.state))
         self._fresh: Settings | None = None
+        self._former: list[Homes] = []
         self._build(settings)
         self.workers = Workers(self.store, lambda: self.runner, settings.daemon.workers, self._own_store)
 
@@ -170,7 +179,8 @@ class Session:
             self._export(state="stopped")
         if self._ear is not None:
             self._ear.close()
-        self.homes.close()
+        for homes in (self.homes, *self._former):
+            homes.close()
         self._catalog.close()
 
     def reload(self, settings: Settings) -> None:
@@ -182,6 +192,7 @@ class Session:
         self._fresh = None
         self.hints.stop()
         self._clockwork.stop()
+        self._former.append(self.homes)  # a step under way may still need them
         self._build(settings)
         self.hints.start(self.folders.roots, scan_only=self._scan_roots)
         self._owe_mirrors()
@@ -216,9 +227,10 @@ class Session:
 
     def _owe_mirrors(self) -> None:
         """Note what a mirror that was added to a rule still has to get."""
-        for job in self.store.jobs("state = 'done' AND n IS NOT NULL"):
-            for mirror in self.intake.mirrors(job):
-                self.store.deliver(mirror, job.home or "", job.name or "", job.n or 0)
+        mirrors = {root: held.rule.mirrors for root, held in self.folders.roots.items()}
+        for made in self.store.made() if any(mirrors.values()) else ():
+            for mirror in mirrors.get(made.root, ()):
+                self.store.deliver(mirror, made.home, made.name, made.n)
 
     # -- what the parts tell
 
@@ -261,7 +273,7 @@ class Session:
         """Tell whether nothing is left to do but to wait for others."""
         return (
             not self.folders.unlooked("/")
-            and not any(w.resting <= self.settings.daemon.quiet + 2.0 for w in self.folders.waiting())
+            and all(waiting.hopeless for waiting in self.folders.waiting())
             and self.workers.idle()
             and not self.deliveries.pending()
         )

@@ -129,7 +129,7 @@ def _open(path: Path) -> tuple[Catalog, JobStore]:
         _check(catalog, whole=whole)
         store = JobStore(catalog)
         _check_schema(catalog)
-        store.jobs()  # every row's seal
+        store.check()
     except BaseException:
         catalog.close()
         raise

@@ -29,6 +29,9 @@ from weighbridge.registry.types import Finding
 LEFTOVER_AFTER: Final = 2 * 86_400.0
 """Seconds after which what a dead publisher staged on a remote is swept."""
 
+FORGOTTEN_AFTER: Final = 30 * 86_400.0
+"""Seconds after which a job that ended without a version is forgotten."""
+
 VERIFY_AGAIN_AFTER: Final = 7 * 86_400.0
 """Seconds after which a published version is read again."""
 
@@ -54,10 +57,10 @@ class Upkeep:
     def verify(self) -> None:
         """Read the version again that was looked at the longest ago, and tell what is wrong with it."""
         looked = {(row["home"], row["name"], row["n"]): row["at"] for row in self._store.verifications()}
-        done = {(job.home, job.name, job.n): job.updated_at for job in self._store.jobs("state = 'done'")}
+        done = {(made.home, made.name, made.n): made.at for made in self._store.made()}
         waiting = sorted((looked.get(key, at), key) for key, at in done.items())
         for at, (home, name, n) in waiting[:1]:
-            if time.time() - at < VERIFY_AGAIN_AFTER or home is None or name is None or n is None:
+            if time.time() - at < VERIFY_AGAIN_AFTER:
                 return
             with suppress(UnreachableError, DeniedError):
                 found = self._look_at(home, name, n)

@@ -180,8 +180,16 @@ def _library(manifest: Manifest) -> str | None:
 
 def _tags(manifest: Manifest) -> list[str]:
     adapter = manifest.facts.adapter
-    words = [adapter.peft_type.lower().replace("_", "-"), *adapter.variants] if adapter else []
+    if adapter is None or manifest.kind == "merged":
+        return []
+    words = [adapter.peft_type.lower().replace("_", "-"), *adapter.variants]
     return list(dict.fromkeys(w for w in words if re.fullmatch(r"[a-z0-9-]{1,40}", w)))
+
+
+def _told(finding: types.Finding) -> str:
+    """Return what a finding says and, where a person allowed it, why."""
+    reason = finding.data.get("allowed")
+    return f"{finding.message} (allowed: {reason})" if isinstance(reason, str) else finding.message
 
 
 def _body(manifest: Manifest, name: str, n: int, held: types.LicenseFacts, heading: str) -> str:
@@ -206,7 +214,7 @@ def _body(manifest: Manifest, name: str, n: int, held: types.LicenseFacts, headi
         files=[(_code(f.path), f.size, _code(f.sha256)) for f in manifest.files[:_FILES]]
         + ([("and more", len(manifest.files) - _FILES, "see manifest.json")] if len(manifest.files) > _FILES else []),
         left_out=_left_out(facts.left_out),
-        findings=[(f.severity, _code(f.code), f.message) for f in facts.findings[:_FINDINGS]],
+        findings=[(f.severity, _code(f.code), _told(f)) for f in facts.findings[:_FINDINGS]],
         footer=_Raw(
             f"Written by weighbridge from manifest `sha256:{manifest.digest}`. A fact that was not on disk is given as"
             f" {UNKNOWN}."
@@ -218,7 +226,7 @@ def _body(manifest: Manifest, name: str, n: int, held: types.LicenseFacts, headi
 def _summary(manifest: Manifest) -> _Raw:
     facts = manifest.facts
     words = _KIND_WORDS.get(manifest.kind, "A model")
-    if facts.adapter is not None:
+    if facts.adapter is not None and manifest.kind != "merged":
         words = f"A {_escape(_TYPE_WORDS.get(facts.adapter.peft_type, facts.adapter.peft_type))} adapter"
     elif facts.weights.architecture:
         words += f" ({_escape(facts.weights.architecture)})"

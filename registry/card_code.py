@@ -31,7 +31,7 @@ _ARCHITECTURES: Final = (
 def pipeline_of(manifest: Manifest) -> str | None:
     """Return the Hub's task of a version where its config states one beyond doubt."""
     adapter = manifest.facts.adapter
-    if adapter is not None:
+    if adapter is not None and manifest.kind != "merged":
         return _TASKS.get(adapter.task_type or "", (None, None))[1]
     found = _of_architecture(manifest.facts.weights.architecture)
     return found[1] if found else None
@@ -39,7 +39,7 @@ def pipeline_of(manifest: Manifest) -> str | None:
 
 def snippet(manifest: Manifest, target: str) -> tuple[str | None, str | None]:
     """Return (code that loads a version from the folder `target`, a sentence for what code cannot say)."""
-    if manifest.facts.adapter is not None or manifest.kind == "adapter":
+    if manifest.kind == "adapter" or (manifest.facts.adapter is not None and manifest.kind != "merged"):
         return _adapter(manifest, target)
     found = _of_architecture(manifest.facts.weights.architecture)
     if found is not None and _holds(manifest, "config.json"):

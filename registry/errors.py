@@ -231,16 +231,38 @@ def describe(error: WeighbridgeError) -> dict[str, Any]:
         "schema": "weighbridge/error/1",
         "code": error.code,
         "exit_code": error.exit_code,
-        "message": _utf8(error.what),
-        "why": _utf8(error.why),
-        "fix": _utf8(error.fix),
-        "data": {key: _utf8(value) for key, value in error.data.items()},
+        "message": _plain(error.what),
+        "why": _plain(error.why),
+        "fix": _plain(error.fix),
+        "data": {key: _plain(value) for key, value in error.data.items()},
     }
 
 
-def _utf8(value: Any) -> Any:
-    """Spell out the bytes of a file name that are no UTF-8: databases hold errors, too."""
-    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") if type(value) is str else value
+def utf8(text: str) -> str:
+    r"""Return text that every file and database can hold.
+
+    Bytes of a file name that are no UTF-8 are spelled `\xff`, halves of characters, as JSON can name them, `\ud800`.
+    """
+    if text.isascii():
+        return text
+    return "".join(
+        c
+        if not "\ud800" <= c <= "\udfff"
+        else f"\\x{ord(c) - 0xDC00:02x}"
+        if "\udc80" <= c <= "\udcff"
+        else f"\\u{ord(c):04x}"
+        for c in text
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of `data` as JSON takes it: findings as objects, names spelled out."""
+    if isinstance(value, str):
+        return utf8(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    fields = getattr(type(value), "__struct_fields__", None)  # a frozen value, without importing what defines it
+    return {name: _plain(getattr(value, name)) for name in fields} if fields is not None else value
 
 
 def kinds() -> list[type[WeighbridgeError]]:

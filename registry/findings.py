@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from weighbridge.registry.errors import utf8
 from weighbridge.registry.types import Finding, Outcome, Severity
 
 

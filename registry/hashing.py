@@ -30,7 +30,7 @@ def content_digest(files: Iterable[FileEntry]) -> str:
     """Return `sha256:...` over the payload files: the identity of a bundle.
 
     The line `weighbridge-content-v1`, then `path NUL size NUL sha256` per file sorted by the UTF-8 bytes of the path,
-    each line ended by LF (PROTOCOL section 1).
+    each line ended by LF (docs/formats.md).
     """
     lines = sorted((f.path.encode(), f"{f.size}\0{f.sha256}".encode()) for f in files)
     body = b"".join(path + b"\0" + rest + b"\n" for path, rest in lines)

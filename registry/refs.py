@@ -38,11 +38,6 @@ def shown(text: str) -> str:
     )
 
 
-def utf8(text: str) -> str:
-    r"""Return a name from a folder as text that every file can hold: bytes that are no UTF-8 are spelled `\xff`."""
-    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
 def name_fault(name: str, *, room: int = 0) -> str | None:
     """Return what is wrong with a model name, or None. `room` characters are kept free for a suffix."""
     if not name:
@@ -61,7 +56,7 @@ def name_fault(name: str, *, room: int = 0) -> str | None:
 
 
 def check_name(name: str, *, room: int = 0) -> str:
-    """Return the name. Raises UsageError when it breaks the grammar of names (PROTOCOL section 1)."""
+    """Return the name. Raises UsageError when it breaks the grammar of names (docs/formats.md)."""
     fault = name_fault(name, room=room)
     if fault:
         raise UsageError(

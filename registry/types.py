@@ -16,13 +16,16 @@ KINDS: Final = ("adapter", "model", "quantized", "merged")
 
 KIND_SUFFIX: Final = {"adapter": "-adapter", "model": "-model", "quantized": "-quantized"}
 
-WEIGHT_FORMATS: Final = ("safetensors",)
-"""Formats a published bundle may store its weights in."""
+WEIGHT_FORMATS: Final = ("safetensors", "gguf", "onnx")
+"""Formats a published bundle may store its weights in. Torch pickles are none: their tensors go as safetensors."""
 
 ROLES: Final = ("weights", "tokenizer", "index", "config", "code", "license", "other")
 """What a payload file is for."""
 
-RENDERED_FILES: Final = ("README.md", "training.json", "manifest.json", "manifest.dsse.json")
+PAPERS: Final = ("README.md", "training.json", "manifest.dsse.json")
+"""What goes with the payload of a version, in the order in which it is stored; the first one there stays."""
+
+RENDERED_FILES: Final = (*PAPERS, "manifest.json")
 """Files of a version that are rendered or sealed, hence not payload and not part of the content digest."""
 
 SCHEMA_MANIFEST: Final = "weighbridge/manifest/1"

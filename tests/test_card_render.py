@@ -512,3 +512,18 @@ def test_every_license_of_the_hub_is_written_as_it_is() -> None:
         text = card.render(manifest(license=types.LicenseFacts(id=license_id)), "x", 1)
         assert front(text)["license"] == license_id
         assert card_facts.parse(text, config_base=BASE).facts["license"] == license_id
+
+
+def test_the_reason_of_an_allowed_finding_stands_on_the_card() -> None:
+    """Who reads the card learns that a block was allowed, and why."""
+    found = types.Finding(
+        code="license-unknown",
+        severity="warn",
+        subject="README.md",
+        message="no licence",
+        data={"allowed": "legal agreed"},
+    )
+    assert (
+        "| warn | `license-unknown` | no licence (allowed: legal agreed) |"
+        in card.render(manifest(findings=[found]), "sft", 1).decode()
+    )

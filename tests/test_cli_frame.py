@@ -281,6 +281,11 @@ def test_the_remote_is_chosen_by_name_url_environment_or_home(tmp_path: Path) ->
     assert context.choose_remote(two, "s3://b/p", {}).url == "s3://b/p"
     assert context.choose_remote(two, "hf://x", {}).unknown_license == "block"
     assert context.choose_remote(two, "./models", {}).url == f"{Path.cwd()}/models"
+    assert [context.choose_remote(two, u, {}).name for u in ("./a/models/", "s3://b/p", "hf://x")] == [
+        "models",
+        "p",
+        "x",
+    ]
     assert context.choose_remote(two, None, {"WEIGHBRIDGE_REMOTE": "team"}).name == "team"
     ruled = settings(tmp_path, '[[watch]]\nroot = "/runs"\nhome = "team"\n' + TWO)
     assert context.choose_remote(ruled, None, {}).name == "team"
@@ -325,3 +330,18 @@ def test_a_damaged_memory_is_no_memory(tmp_path: Path) -> None:
     for text in ("", "/srv/a\n../../etc/passwd\n", "/srv/b\nabc\n", "\xff"):
         place.write_bytes(text.encode("latin-1"))
         assert context.known_registry(team, environ) is None
+
+
+def test_a_teammate_without_a_configuration_is_told_how_to_name_the_remote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody's own empty registry is meant by somebody who has just come; begin one is the second advice."""
+    for name in ("WEIGHBRIDGE_CONFIG", "WEIGHBRIDGE_REMOTE", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["ls"]) == 3
+    assert (
+        "fix: name the team's remote with --remote URL or WEIGHBRIDGE_REMOTE, or begin one" in capsys.readouterr().err
+    )
+    assert main(["ls", "--remote", str(tmp_path / "gone")]) == 3
+    assert f"begin a registry there with: registry init --remote {tmp_path}/gone" in capsys.readouterr().err

@@ -143,3 +143,18 @@ def test_control_characters_are_escaped(desk: Desk) -> None:
     said = desk.ok("show", "evil", "-o", "wide")
     assert "\x1b" not in said.out
     assert "\x07" not in said.out
+
+
+def test_numbers_have_six_digits_and_an_allowed_finding_its_reason(desk: Desk) -> None:
+    """Metrics are rounded on the screen and whole in --json; why a block was allowed is told."""
+    allowed = Finding(
+        code="license-unknown", severity="warn", subject="README.md", message="none", data={"allowed": "legal agreed"}
+    )
+    desk.shelf.publish(
+        "other", best=BestFacts(metric="eval_loss", value=2 / 9, step=3), metrics={"loss": 1 / 3}, findings=[allowed]
+    )
+    said = desk.ok("show", "other")
+    assert "best      eval_loss 0.222222 at step 3\n" in said.out
+    assert "metrics   loss 0.333333\n" in said.out
+    assert "allowed: legal agreed" in said.out
+    assert desk.ok("show", "other", "--json").json["manifest"]["provenance"]["metrics"]["loss"] == 1 / 3

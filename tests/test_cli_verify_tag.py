@@ -51,6 +51,7 @@ def test_a_damaged_version_ends_with_5_and_names_its_objects(desk: Desk) -> None
     damage(desk.root / layout.version("medical-sft", 2, "README.md"))
     said = desk.registry("verify", "medical-sft@v2")
     assert said.code == 5
+    assert "    fix: " in said.out
     for word in ("adapter_model.safetensors", "claims/00000002.json", "README.md"):
         assert word in said.out
     document = conforms(desk.registry("verify", "medical-sft@v2", "--json").json, "verify")
@@ -231,3 +232,26 @@ def test_rebuild_ends_with_5_when_something_is_damaged(desk: Desk) -> None:
     assert said.code == 5
     (problem,) = conforms(said.json, "rebuild")["problems"]
     assert "v1/manifest.json" in problem
+
+
+def test_rebuild_names_what_is_damaged_once(desk: Desk) -> None:
+    """One damaged manifest is one line."""
+    damage(desk.root / layout.manifest("medical-sft", 1))
+    assert desk.registry("rebuild").err.count("v1/manifest.json") == 1
+
+
+def test_what_to_type_next_names_the_remote_that_was_asked(desk: Desk) -> None:
+    """Who gave --remote can copy the fix as it stands."""
+    damage(desk.root / layout.version("medical-sft", 2, "adapter_model.safetensors"))
+    said = desk.registry("pull", "medical-sft@v2", "x", "--remote", desk.root)
+    assert f"fix: registry verify medical-sft@v2 --remote {desk.root}\n" in said.err
+    assert "fix: registry verify medical-sft@v2\n" in desk.registry("pull", "medical-sft@v2", "x").err
+    assert f"fix: registry ls --remote {desk.root}" in desk.registry("show", "nobody", "--remote", desk.root).err
+
+
+def test_an_editor_that_fails_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is changed, and the other way is named."""
+    monkeypatch.setenv("VISUAL", "no-such-editor")
+    said = desk.registry("card", "medical-sft", "--edit")
+    assert said.code == 2
+    assert "fix: set VISUAL or EDITOR to an editor, or: registry card medical-sft@v2 --file FILE" in said.err

@@ -149,6 +149,7 @@ def test_defaults_follow_the_scheme(
         (WATCH + 'ignore = ["../x"]\n', "watch[0].ignore", 3, "must be a pattern below a run"),
         (WATCH + "ignore = [1]\n", "watch[0].ignore", 3, "a string is expected, here is an integer"),
         (WATCH + 'merge = "sometimes"\n', "watch[0].merge", 3, "is not a choice"),
+        (WATCH + 'merge_dtype = "f16"\n', "watch[0].merge_dtype", 3, "did you mean 'fp16'?"),
         (WATCH + 'root2 = "x"\n', "watch[0].root2", 3, "did you mean 'root'?"),
         ("remotes = []\n", "remotes", 1, "a table is expected, here is an array"),
         ("[remotes]\nteam = 3\n", "remotes.team", 2, "a table is expected"),
@@ -230,16 +231,22 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
     ("inner", "outer"),
     [
         ("/scratch/runs/a", "/scratch/runs"),
-        ("/scratch/runs", "/scratch/runs"),
         ("/scratch/runs/../runs/b", "/scratch/runs"),
     ],
 )
 def test_roots_may_not_lie_inside_each_other(tmp_path: Path, inner: str, outer: str) -> None:
-    """A root in another root, or the same one twice, is refused at the line of the later one."""
+    """A root in another root is refused at the line of the later one."""
     text = f'[[watch]]\nroot = "{inner}"\n[[watch]]\nroot = "{outer}"\n'
     found = fault(tmp_path, text)
     assert (found["key"], found["line"]) == ("watch[1].root", 4)
     assert "lie inside each other" in found["message"]
+
+
+def test_a_root_is_watched_once(tmp_path: Path) -> None:
+    """The same root in two tables is said to be there twice, and which line to remove."""
+    found = fault(tmp_path, '[[watch]]\nroot = "/scratch/runs"\n[[watch]]\nroot = "/scratch/runs"\n')
+    assert (found["key"], found["line"]) == ("watch[1].root", 4)
+    assert found["message"] == "/scratch/runs is watched twice"
 
 
 def test_neighbours_with_a_common_beginning_are_fine(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_what_the_commands_print_is_valid(yard: Yard) -> None:
 
         def settled() -> bool:
             queue = control.ask(str(yard.socket), "status")["queue"]
-            return queue.get("done") == 3 and queue.get("blocked") == 1 and queue["skipped"] == 1
+            return (queue.get("done"), queue.get("blocked"), queue["skipped"]) == (3, 1, 1)
 
         until(settled, 30, "everything to end")
         told = valid("status", yard.registry("status", "--json").stdout)
@@ -59,6 +59,7 @@ def test_what_the_commands_print_is_valid(yard: Yard) -> None:
         table = yard.registry("log", "team-good", "-n", "2")
         assert table.stdout.splitlines()[0].split() == ["AT", "EVENT", "VERSION", "DETAIL"]
         assert len(table.stdout.splitlines()) == 3
+        assert str(yard.runs / "team/good") in table.stdout
         code = next(p["code"] for p in told["problems"] if p["severity"] == "block")
         given = ["--code", code, "--reason", "a test", "--json"]
         allowed = yard.registry("allow", yard.runs / "team/private", *given)
@@ -83,3 +84,17 @@ def test_a_passage_and_its_preview_are_valid(yard: Yard) -> None:
     published = valid("once", done.stdout)["published"]
     assert {row["name"] for row in published} == {"team-good", "team-old"}
     assert len(published) == 3
+
+
+def test_once_says_what_its_warnings_are_about(yard: Yard) -> None:
+    """Those without a daemon read stderr: a blocked folder and a root that is gone are named, with the reason."""
+    folder = lora_adapter(yard.runs / "team/bad/final")
+    config = folder / "adapter_config.json"
+    config.write_text(config.read_text().replace('"r": 4', '"r": 16'))
+    done = yard.daemon_once()
+    assert done.returncode == 5
+    line = next(text for text in done.stderr.splitlines() if "a job is blocked" in text)
+    assert f"path={folder}" in line
+    assert "the config says rank 16" in line
+    yard.configure(watch={"root": f"{yard.folder}/gone"})
+    assert f"root={yard.folder}/gone" in yard.daemon_once().stderr

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +322,11 @@ def test_help_costs_no_daemon(yard: Yard) -> None:
 def test_the_listening_process_does_not_keep_the_lock_alive(yard: Yard) -> None:
     """The lock file is closed on exec, so a child of the daemon cannot hold it."""
     with yard.daemon() as process:
-        open_files = {path.name: path.readlink() for path in Path(f"/proc/{process.pid}/fd").iterdir()}
-        (number,) = [name for name, target in open_files.items() if target == yard.state / "daemon.lock"]
+        held = []
+        for path in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                if path.readlink() == yard.state / "daemon.lock":
+                    held.append(path.name)
+        (number,) = held
         told = Path(f"/proc/{process.pid}/fdinfo/{number}").read_text()
         assert int(told.split("flags:")[1].split()[0], 8) & os.O_CLOEXEC

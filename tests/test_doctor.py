@@ -380,3 +380,30 @@ def test_a_check_that_breaks_is_a_failure_of_its_own() -> None:
     found = list(guarded("second", broken))
     assert [check.status for check in found] == [OK, FAIL]
     assert "this is a bug" in found[1].message
+
+
+def test_the_remote_of_the_environment_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A teammate with nothing but WEIGHBRIDGE_REMOTE is told about that remote, not about the built-in one."""
+    (tmp_path / "theirs").mkdir()
+    for name in ("WEIGHBRIDGE_CONFIG", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WEIGHBRIDGE_REMOTE", str(tmp_path / "theirs"))
+    assert main(["doctor", "--json"]) == 0
+    names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
+    assert any(name.startswith("remote-theirs") for name in names)
+    assert not any(name.startswith("remote-local") for name in names)
+
+
+def test_a_read_only_disk_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a read-only mount neither mode nor user is to blame."""
+    found = settings(tmp_path)
+    found.daemon.state.mkdir(parents=True, exist_ok=True)
+    values = list(os.statvfs(found.daemon.state))
+    values[8] |= os.ST_RDONLY
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+    (check,) = folders.state(found.daemon, "")
+    assert check.status == FAIL
+    assert "read-only" in check.message

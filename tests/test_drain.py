@@ -7,11 +7,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from weighbridge.config.settings import WatchRule
+from weighbridge.daemon import drain as draining
+from weighbridge.daemon.folders import Folders
+from weighbridge.daemon.jobstore import JobStore
+from weighbridge.daemon.ledger import StoreLedger
+from weighbridge.daemon.scan import Scan
+from weighbridge.daemon.watch import Hints
+from weighbridge.registry.catalog import Catalog
 from weighbridge_testlib.builders import lora_adapter, run_root, trainer_checkpoint
-from weighbridge_testlib.yard import BIN, Yard
+from weighbridge_testlib.yard import BIN, Yard, until
 
 
 @pytest.fixture
@@ -59,6 +68,38 @@ def test_what_stood_there_before_the_first_start_is_taken_too(yard: Yard) -> Non
         yard.check(contents=1)
 
 
+def test_a_scan_that_was_under_way_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is saved behind the eyes of a running scan is found by the next one, and the drain waits for that."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    catalog = Catalog.open(None, durable=False)
+    store = JobStore(catalog)
+    hints = Hints(threading.Event())
+    folders = Folders([WatchRule(runs, backfill=True)], StoreLedger(store, tmp_path, lambda: None), hints)
+    tree = folders.roots[str(runs)].tree
+    inner = tree.scan
+    asked: list[draining.Asked] = []
+
+    def scan(**options: Any) -> Scan:
+        found = inner(**options)
+        if not asked:
+            asked.append(draining.begin(folders, store, str(runs)))
+            lora_adapter(runs / "run/checkpoint-1")
+        return found
+
+    monkeypatch.setattr(tree, "scan", scan)
+    folders.step()
+
+    def standing() -> dict[str, Any]:
+        folders.step()
+        return draining.standing(folders, store, asked[0])
+
+    assert not draining.standing(folders, store, asked[0])["done"]
+    until(lambda: standing()["waiting"], 10, "the checkpoint to be waited for")
+    assert not standing()["done"]
+    catalog.close()
+
+
 def test_a_deadline_that_passes_ends_8_and_says_what_is_missing(yard: Yard) -> None:
     """An unfinished checkpoint is named with its reason."""
     folder = lora_adapter(yard.runs / "team/run/checkpoint-1")
@@ -66,9 +107,9 @@ def test_a_deadline_that_passes_ends_8_and_says_what_is_missing(yard: Yard) -> N
     for running in (False, True):
         if running:
             with yard.daemon():
-                done = drain(yard, yard.runs, "--deadline", "3s")
+                done = drain(yard, yard.runs, "--deadline", "6s")
         else:
-            done = drain(yard, yard.runs, "--deadline", "4s")
+            done = drain(yard, yard.runs, "--deadline", "6s")
         assert done.returncode == 8
         assert "adapter_config.json" in done.stderr
         assert str(folder) in done.stderr

@@ -2,13 +2,15 @@
 
 import inspect
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
-from weighbridge.registry import control, errors, shell
+from weighbridge.registry import control, errors, findings, shell
 
 SCHEMA = json.loads(Path(__file__).parent.parent.joinpath("docs/schemas/error.schema.json").read_text())
 FAMILIES = {
@@ -114,3 +116,14 @@ def test_json_takes_any_data() -> None:
     error = errors.IntegrityError("damaged", path=Path("/a/b"), digest=b"\x00")
     described: dict[str, Any] = json.loads(shell.as_line(error))
     assert described["data"]["path"] == "/a/b"
+
+
+def test_json_of_findings_is_json() -> None:
+    """What a refusal lists are objects, not words of Python, and names of any bytes go through every encoder."""
+    found = findings.finding("file-short", os.fsdecode(b"m\xff.safetensors"), "short", "save it again")
+    error = errors.RefusedError("no", why=os.fsdecode(b"it is \xff"), findings=[found])
+    described: dict[str, Any] = json.loads(shell.as_line(error))
+    assert described["data"]["findings"][0]["code"] == "file-short"
+    assert described["data"]["findings"][0]["subject"] == r"m\xff.safetensors"
+    assert msgspec.json.decode(msgspec.json.encode(errors.describe(error))) == described
+    assert errors.utf8("\ud800 ä") == r"\ud800 ä"

@@ -19,7 +19,7 @@ from weighbridge.registry.flow import entries, feed, snapshot, tags
 from weighbridge.registry.manifest import canonical
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.memory import MemoryRemote
-from weighbridge.registry.remotes.protocol import Properties, Remote
+from weighbridge.registry.remotes.protocol import Properties, Remote, Stat
 from weighbridge.registry.types import FeedEntry
 from weighbridge_testlib.shelf import Shelf, facts, manifest_of, payload
 
@@ -287,6 +287,22 @@ def test_announcing_goes_on_behind_a_damaged_head(shelf: Shelf) -> None:
     shelf.remote.create(layout.feed(2), b"torn")
     assert shelf.tell(version(n=3)) == 3
     assert json.loads(shelf.remote.read(layout.feed(3)))["epoch"] == 1
+
+
+def test_an_object_that_is_listed_and_not_there_makes_no_hole(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that a damaged listing made up is not built on: the next object comes right behind the last real one."""
+    shelf.publish("m")
+    real = shelf.remote.list
+
+    def damaged(prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
+        yield from real(prefix, after=after, limit=limit)
+        if prefix == layout.FEED:
+            yield Stat(layout.feed(18), 1, None, 0.0)
+
+    monkeypatch.setattr(shelf.remote, "list", damaged)
+    last = feed.announce(shelf.remote, shelf.registry, [feed.void_entry("m", 2, b"{}")])
+    monkeypatch.undo()
+    assert [seq for seq, _ in feed.list_after(shelf.remote, 0)] == list(range(1, last + 1))
 
 
 def test_the_512th_object_is_followed_by_a_snapshot(shelf: Shelf) -> None:

@@ -100,7 +100,8 @@ def test_01_quotas_and_full_storage_are_told_as_such(tmp_path: Path) -> None:
 
 def test_11_a_silent_server_is_left(hub: TestHub, tmp_path: Path) -> None:
     """When no byte moves, the upload is ended; nothing is seen, and the next try goes through."""
-    ann = remote(hub, tmp_path / "ann", patience=Patience(connect=2, answer=0.5, commit=5, stall=0.7))
+    patience = Patience(connect=2, answer=0.5, commit=5, stall=0.7)
+    ann = remote(hub, tmp_path / "ann", way="child", patience=patience)
     hub.faults.add(Fault("lfs-put", "stall", seconds=20))
     with pytest.raises(errors.UnreachableError, match="cannot upload"):
         publish(ann, tmp_path / "1")
@@ -110,10 +111,13 @@ def test_11_a_silent_server_is_left(hub: TestHub, tmp_path: Path) -> None:
     ann.close()
 
 
+@pytest.mark.parametrize("way", ["lfs", "child"])
 @pytest.mark.parametrize("status", [500, 504, 0])
-def test_05_a_commit_that_landed_without_an_answer_is_not_made_twice(hub: TestHub, tmp_path: Path, status: int) -> None:
+def test_05_a_commit_that_landed_without_an_answer_is_not_made_twice(
+    hub: TestHub, tmp_path: Path, status: int, way: str
+) -> None:
     """After a 5xx or a cut connection the head is looked at first: our version there means done."""
-    ann = remote(hub, tmp_path / "ann")
+    ann = remote(hub, tmp_path / "ann", way=way)
     hub.faults.add(Fault("commit", "lose", status=status))
     receipt = publish(ann, tmp_path / "run")
     assert receipt.n == 1
@@ -203,9 +207,10 @@ def test_05_the_plain_client_commits_twice(hub: TestHub, tmp_path: Path) -> None
     ann.close()
 
 
-def test_08_what_was_uploaded_is_not_uploaded_again(hub: TestHub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["lfs", "child"])
+def test_08_what_was_uploaded_is_not_uploaded_again(hub: TestHub, tmp_path: Path, way: str) -> None:
     """One of several large files fails: the next try sends that one, and none of the others."""
-    ann = remote(hub, tmp_path / "ann")
+    ann = remote(hub, tmp_path / "ann", way=way)
     files = {f"w{n}.safetensors": bytes([n]) * 70_000 for n in range(4)} | {"adapter_config.json": b"{}"}
     hub.faults.add(Fault("lfs-put", status=403, skip=2))
     with pytest.raises(errors.DeniedError):
@@ -320,8 +325,9 @@ def test_21_a_version_is_never_skipped_because_another_is_on_its_way(hub: TestHu
     ("way", "on", "at", "when"),
     [
         ("lfs", "PUT /_storage", 2, "before"),
+        ("child", "PUT /_storage", 2, "before"),
         ("lfs", "POST /api/models/acme/medical-sft/commit", 1, "before"),
-        ("lfs", "POST /api/models/acme/medical-sft/commit", 1, "after"),
+        ("child", "POST /api/models/acme/medical-sft/commit", 1, "after"),
         ("lfs", "POST /api/models/acme/medical-sft/tag", 1, "before"),
         ("xet", "POST /api/models/acme/medical-sft/commit", 1, "before"),
         ("xet", "POST /api/models/acme/medical-sft/commit", 1, "after"),
@@ -331,8 +337,7 @@ def test_a_publisher_that_is_killed_is_taken_up_again(
     hub: TestHub, tmp_path: Path, *, way: str, on: str, at: int, when: str
 ) -> None:
     """Killed at any request, the next run ends with one commit and one tag, and sends nothing that was confirmed."""
-    env = environ(hub, tmp_path / "ann", **(LFS if way == "lfs" else XET))
-    job = Killed(hub, env, tmp_path / "run", (3000, 70_000))
+    job = Killed(hub, environ(hub, tmp_path / "ann"), tmp_path / "run", (3000, 70_000), way=way)
     died, _ = job.run(at=at, when=when, on=on)
     assert died
     xorbs = hub.count("xorb")
@@ -348,9 +353,8 @@ def test_a_publisher_that_is_killed_is_taken_up_again(
 
 def test_the_uploading_child_ends_with_its_parent(hub: TestHub, tmp_path: Path) -> None:
     """When the publisher is killed in the middle of an upload, nothing of it goes on behind its back."""
-    env = environ(hub, tmp_path / "ann", **LFS)
     hub.faults.add(Fault("lfs-put", "stall", seconds=0.5))
-    job = Killed(hub, env, tmp_path / "run", (70_000, 70_001))
+    job = Killed(hub, environ(hub, tmp_path / "ann"), tmp_path / "run", (70_000, 70_001), way="child")
     job.run(at=1, when="before", on="PUT /_storage")
     hub.wait(0.6)
     before = len(hub.seen)

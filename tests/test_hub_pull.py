@@ -302,7 +302,7 @@ def test_people_use_it_like_any_remote(hub: TestHub, tmp_path: Path) -> None:
     done = command(ann, "push", str(folder), "--name", "tiny", "--json")
     assert done.returncode == 0, done.stderr
     pushed = json.loads(done.stdout)
-    assert (pushed["ref"], pushed["remote"]) == ("tiny@v1", "url")
+    assert pushed["ref"] == "tiny@v1"
     assert pushed["location"].startswith("hf://acme/tiny@")
     assert hub.store.get("acme/tiny").private
     assert command(ann, "tag", "tiny@v1", "prod", "--why", "first").returncode == 0
@@ -339,3 +339,20 @@ from transformers import AutoConfig
 print(json.dumps(AutoConfig.from_pretrained("acme/tiny", revision="v1").n_embd))
 """
     assert run(program, environ(hub, tmp_path / "ben", token="hf_ben"), timeout=100) == 8
+
+
+def test_doctor_says_who_we_are_there(hub: TestHub, tmp_path: Path) -> None:
+    """The Hub is asked without being written to: names, role of the token, transport; no token is said plainly."""
+    publish(remote(hub, tmp_path / "ann"), tmp_path / "run")
+    config = tmp_path / "weighbridge.toml"
+    config.write_text('[remotes.hub]\nurl = "hf://acme"\n')
+    commits = hub.count("commit")
+    done = command(environ(hub, tmp_path / "ann"), "doctor", "--config", str(config), "--json")
+    checks = {c["check"] if "check" in c else c["name"]: c for c in json.loads(done.stdout)["checks"]}
+    assert "1 names" in json.dumps(checks["remote-hub"])
+    assert "token role write" in json.dumps(checks["remote-hub-write"])
+    done = command(environ(hub, tmp_path / "ben", token="hf_ben"), "doctor", "--config", str(config), "--json")
+    assert "role is read" in done.stdout
+    done = command(environ(hub, tmp_path / "nobody", token=None), "doctor", "--config", str(config), "--json")
+    assert "neither HF_TOKEN" in done.stdout
+    assert hub.count("commit") == commits

@@ -3,8 +3,12 @@
 import hashlib
 import json
 import math
+import os
 import random
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -299,3 +303,28 @@ def test_chunks_are_unpacked_as_they_were_packed() -> None:
     head = bytes([0]) + len(body).to_bytes(3, "little") + bytes([0]) + len(body).to_bytes(3, "little")
     assert parse_xorb(head + body + b"XETBLOB and so on").chunks == [body]
     assert hash_text(bytes(range(32))).startswith("0706050403020100")
+
+
+def test_the_live_program_goes_through_its_day(hub: TestHub, tmp_path: Path) -> None:
+    """What people run against a real Hub passes here, in both transports, and leaves no repository behind."""
+    env = environ(hub, tmp_path)
+    command = [sys.executable, "-W", "ignore", "-m", "weighbridge_testlib.hub.live", "acme"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("deleted the repository") == 2
+    assert hub.store.repos == {}
+    assert hub.count("lfs-put") == hub.count("xorb") == 1
+
+
+def test_developers_start_it_by_hand(tmp_path: Path) -> None:
+    """`python -m weighbridge_testlib.hub` says what to set, answers, and ends on Ctrl-C."""
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "HOME": str(tmp_path)}
+    env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p.endswith("tests/lib"))
+    command = [sys.executable, "-W", "ignore", "-m", "weighbridge_testlib.hub", "--port", "0", "--fault", "whoami:503"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[5].rstrip(";")
+        answers = [httpx2.get(f"{url}/api/whoami-v2", headers={"Authorization": "Bearer hf_ann"}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [503, 200]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0

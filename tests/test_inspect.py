@@ -127,15 +127,55 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_name_that_is_no_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file name of undecodable bytes is shown replaced and is never published; as weights it blocks."""
+    """A file name of undecodable bytes is shown by their numbers and is never published; as weights it blocks."""
     folder = builders.lora_adapter(tmp_path / "a")
     os.close(os.open(os.fsencode(folder) + b"/LICENSE-\xff", os.O_CREAT | os.O_WRONLY))
     code, out, _ = run(capsys, str(folder), "--json")
     assert (code, out.isascii()) == (0, True)
-    assert "LICENSE-?" in json.loads(out)["facts"]["left_out"]
+    assert r"LICENSE-\xff" in json.loads(out)["facts"]["left_out"]
     model = builders.llama_model(tmp_path / "b")
     (model / "model.safetensors").rename(model / os.fsdecode(b"m\xff.safetensors"))
     assert "file-name-unsafe" in {f.code for f in inspect(model).findings}
+    assert r"m\xff.safetensors" in {f.subject for f in inspect(model).findings}
+
+
+def test_what_is_said_of_every_checkpoint_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault of each of 20 checkpoints is one entry with the list of them; -o wide names them all."""
+    builders.run_root(tmp_path, steps=range(10, 210, 10), result=False, readme=None)
+    for folder in tmp_path.iterdir():
+        config = json.loads((folder / "adapter_config.json").read_text())
+        builders.write_json(folder / "adapter_config.json", config | {"r": 16})
+    code, out, _ = run(capsys, str(tmp_path))
+    assert (code, out.count("block  rank-mismatch"), out.count("license-unknown")) == (5, 1, 1)
+    assert "license-unknown  20 times: checkpoint-10, checkpoint-20, checkpoint-30" in out
+    assert "refuse 20 x trainer-checkpoint+adapter: checkpoint-10, checkpoint-20 ... checkpoint-200" in out
+    assert "publish   nothing as it stands: none of the 20 artifacts is fit" in out
+    assert "resume-only: 100 files" in out
+    assert "optimizer.pt x20" in out
+    assert len(out.splitlines()) <= 20
+    assert "checkpoint-200/adapter_model.safetensors" in run(capsys, str(tmp_path), "-o", "wide")[1].split("PUBLISH")[0]
+
+
+def test_several_artifacts_are_counted_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is fit would be published though another checkpoint is refused, and how many files each has is told."""
+    builders.run_root(tmp_path, steps=(5, 10), result=False)
+    assert "2 artifacts, together 6 files, 6.92 kB: checkpoint-5 (3 files, 3.46 kB), checkpoint-10 (" in run(
+        capsys, str(tmp_path)
+    )[1].replace("6.91", "6.92")
+    (tmp_path / "checkpoint-10" / "adapter_config.json").unlink()
+    code, out, _ = run(capsys, str(tmp_path))
+    assert code == 5
+    assert "publish   1 of 2 artifacts, together 3 files, 3.46 kB: checkpoint-5 (3 files, 3.46 kB)" in out
+
+
+def test_different_faults_stay_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two shards that are short by different numbers of bytes are two entries, each with its number."""
+    folder = builders.llama_model(tmp_path, shards=3)
+    for count, shard in enumerate(sorted(folder.glob("*.safetensors"))[:2], start=1):
+        shard.write_bytes(shard.read_bytes()[: -10 * count])
+    out = run(capsys, str(folder))[1]
+    assert "short by 10 bytes" in out
+    assert "short by 20 bytes" in out
 
 
 def test_no_pickle_is_opened_and_no_heavy_library_is_loaded(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The life of a job: from a settled folder to a version, and what becomes of outages, poison and rotation."""
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -212,6 +213,42 @@ def test_a_folder_that_changes_while_it_is_copied(bench: Bench, monkeypatch: pyt
     assert only == "team-run@v1"
 
 
+@pytest.mark.parametrize(
+    ("code", "gone", "state"),
+    [
+        (errno.EACCES, False, "waiting"),
+        (errno.ESTALE, False, "waiting"),
+        (errno.EIO, False, "waiting"),
+        (errno.ENOENT, False, "superseded"),
+        (errno.ENOENT, True, "vanished"),
+        (errno.EINVAL, False, "quarantined"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_no_fault_of_ours(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, code: int, gone: bool, state: str
+) -> None:
+    """A closed, stale or vanished file makes a job wait or end; only what nobody foresaw is poison."""
+    folder = lora_adapter(bench.runs / "team/run/checkpoint-1")
+    (job,) = bench.settle()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        if gone:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise OSError(code, os.strerror(code), str(folder / "adapter_config.json"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Intake, "take", fails)
+        for _ in range(8):
+            job = bench.store.jobs()[0]
+            if job.state == "settling":
+                bench.runner.attempt(job)
+    job = bench.store.jobs()[0]
+    assert (job.shown, job.unexpected > 0) == (state, state == "quarantined")
+    if state == "waiting":
+        bench.work()
+        assert list(bench.versions()) == ["team-run@v1"]
+
+
 def test_a_touch_alone_publishes_nothing(bench: Bench) -> None:
     """Changed change times with equal bytes end quietly; changed bytes under the same times are told as drift."""
     folder = lora_adapter(bench.runs / "team/run/final")
@@ -253,3 +290,38 @@ def test_two_hands_cannot_carry_one_job_on(bench: Bench) -> None:
     assert bench.store.advance(job, "staged") is not None
     assert bench.store.advance(job, "vanished") is None
     assert bench.store.jobs()[0].state == "staged"
+
+
+def test_names_that_are_no_utf8_stop_nobody(bench: Bench) -> None:
+    """A folder of undecodable bytes is passed over and told, a file is listed, and weights block their folder."""
+    runs = bench.runs / "team"
+    lora_adapter(runs / os.fsdecode(b"run-\xff") / "final", seed=1)
+    aside = lora_adapter(runs / "one" / "final", seed=2)
+    (aside / os.fsdecode(b"note-\xff.txt")).write_text("x")
+    model = llama_model(runs / "two" / "final", seed=3)
+    (model / "model.safetensors").rename(model / os.fsdecode(b"model\xff.safetensors"))
+    bench.settle()
+    bench.work()
+    assert bench.tree.unnamed == [rf"{runs}/run-\xff"]
+    assert list(bench.versions()) == ["team-one@v1"]
+    (blocked,) = bench.store.jobs("state = 'blocked'")
+    assert blocked.path == str(model)
+    assert {f.subject for f in blocked.findings_list} >= {r"model\xff.safetensors"}
+
+
+def test_a_failure_that_cannot_be_told_stops_no_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong while a failure is written down is one more failure of that job, not the end of the thread."""
+    lora_adapter(bench.runs / "team/run/final")
+    (job,) = bench.settle()
+
+    def refuse(*_: Any) -> None:
+        raise errors.RefusedError("no")
+
+    def broken(_: object) -> None:
+        raise UnicodeEncodeError("utf-8", "x", 0, 1, "no")
+
+    monkeypatch.setattr(bench.intake, "take", refuse)
+    monkeypatch.setattr(errors, "describe", broken)
+    found = bench.runner.attempt(job)
+    assert found is not None
+    assert found.until is not None

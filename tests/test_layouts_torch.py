@@ -1,4 +1,4 @@
-"""Torch files outside of model folders: what comes out of them, whatever the trainer, the wrapper and the file's name."""
+"""Torch files outside of model folders: what comes out of them, whatever the trainer, the wrapper and the name."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from weighbridge.adapters import structure
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Inspection
 from weighbridge_testlib import containers as c
@@ -199,31 +200,44 @@ def test_somebodys_data_beside_a_run(tmp_path: Path) -> None:
     assert (found.outcome, len(found.artifacts)) == ("accept", 1)
 
 
-@given(
-    prefix=st.sampled_from(["", "module.", "_orig_mod.", "module._orig_mod.", "_forward_module."]),
-    key=st.sampled_from([None, "state_dict", "model", "model_state_dict", "net", "weights"]),
-    dtype=st.sampled_from(["F32", "BF16", "F16", "F64"]),
-    tied=st.booleans(),
-    legacy=st.booleans(),
-    layers=st.integers(1, 3),
+MIXTURES = st.fixed_dictionaries(
+    {
+        "prefix": st.sampled_from(["", "module.", "_orig_mod.", "module._orig_mod.", "_forward_module."]),
+        "key": st.sampled_from([None, "state_dict", "model", "model_state_dict", "net", "weights"]),
+        "dtype": st.sampled_from(["F32", "BF16", "F16", "F64"]),
+        "tied": st.booleans(),
+        "legacy": st.booleans(),
+        "layers": st.integers(1, 3),
+    }
 )
+
+
+@given(mixture=MIXTURES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_mixture(
-    tmp_path: Path, prefix: str, key: str | None, dtype: str, tied: bool, legacy: bool, layers: int
-) -> None:
+def test_any_mixture(tmp_path: Path, mixture: dict[str, Any]) -> None:
     """Names, wrappers, dtypes, ties and formats in any combination give the counts that were put in."""
+    dtype, tied, layers, key = (mixture[each] for each in ("dtype", "tied", "layers", "key"))
     shared = {
         "shared.weight": T(dtype, (8, 4), 0.5, None, 0, "e"),
         "lm_head.weight": T(dtype, (8, 4), None, None, 0, "e"),
     }
     own = {f"layers.{i}.proj.weight": T(dtype, (4, 4), 0.25) for i in range(layers)}
-    table = {prefix + label: tensor for label, tensor in {**(shared if tied else {}), **own}.items()}
+    table = {mixture["prefix"] + label: tensor for label, tensor in {**(shared if tied else {}), **own}.items()}
     value = table if key is None else {key: table, "optimizer": ADAM}
     for old in tmp_path.iterdir():
         old.unlink()
-    found, codes = look(tmp_path, "x.pt", value, legacy=legacy)
+    found, codes = look(tmp_path, "x.pt", value, legacy=mixture["legacy"])
     assert (found.outcome, codes) == ("accept", set())
     assert found.facts["tensor_count"] == layers + tied
     assert found.facts["names_in"] == layers + 2 * tied
     assert found.facts["aliases"] == ({"lm_head.weight": "shared.weight"} if tied else {})
     assert found.facts["dtype_histogram"] == {dtype: {"tensors": layers + tied, "params": 16 * layers + 32 * tied}}
+
+
+def test_a_torch_file_that_is_still_written(tmp_path: Path) -> None:
+    """Without its directory at the end a zip file cannot be whole: the daemon waits."""
+    body = c.torch_zip(MODEL)
+    (tmp_path / "last.ckpt").write_bytes(body[:-200])
+    assert structure.complete(tmp_path) is not None
+    (tmp_path / "last.ckpt").write_bytes(body)
+    assert structure.complete(tmp_path) is None

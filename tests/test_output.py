@@ -296,3 +296,20 @@ def test_compact_json_is_what_json_dumps_would_write(value: Any) -> None:
         assert told == json.dumps(value, allow_nan=False)
     except ValueError:
         assert json.loads(told) is not None
+
+
+def test_a_narrow_terminal_leaves_spare_columns_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cutting is not enough, the least needed columns go, the first spare one first; a pipe keeps them all."""
+    columns = (
+        Column("name", shrink=True),
+        Column("owner", spare=2),
+        Column("where", spare=1),
+        Column("size", show=output.size, right=True),
+    )
+    row = {"name": "medical-sft", "owner": "somebody", "where": "team", "size": 5}
+    terminal = on_terminal(monkeypatch, columns=26)
+    Output(color="never").table([row], columns)
+    assert terminal.getvalue().splitlines()[0].split() == ["NAME", "OWNER", "SIZE"]
+    terminal = on_terminal(monkeypatch, columns=16)
+    Output(color="never").table([row], columns)
+    assert terminal.getvalue().splitlines()[0].split() == ["NAME", "SIZE"]

@@ -1,10 +1,11 @@
-"""The promises of the design that only the whole house can keep or break, and where each of the others is attacked."""
+"""The promises of docs/promises.md that only the whole house can keep or break, and where the others are attacked."""
 
 import ast
 import gzip
 import json
 import os
 import pickle
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,52 +25,63 @@ from weighbridge_testlib.yard import Yard
 
 TESTS = Path(__file__).parent
 
-ATTACKS: dict[int, tuple[str, ...]] = {
-    1: ("test_settle:test_quiet_time_alone_is_not_enough", "test_daemon_timelines:test_a_file_that_grows_with_pauses"),
-    2: (
+ATTACKS: dict[str, tuple[str, ...]] = {
+    "complete or invisible": (
+        "test_settle:test_quiet_time_alone_is_not_enough",
+        "test_daemon_timelines:test_a_file_that_grows_with_pauses",
+    ),
+    "bytes hashed are bytes stored": (
         "test_stage:test_a_source_that_changes_while_it_is_read_stops_the_job",
         "test_upload_decide:test_a_damaged_stage_is_never_visible",
     ),
-    3: (
+    "the decision comes last": (
         "test_jobs_killed:test_killed_at_every_call",
         "test_upload_decide:test_files_go_in_the_order_that_fails_loaders_safely",
     ),
-    4: (
+    "acknowledged is durable": (
         "test_promises:test_what_is_acknowledged_is_on_the_disk",
         "test_catalog:test_the_database_is_durable_and_strict_about_foreign_keys",
     ),
-    5: ("test_races:test_processes_on_one_folder", "test_upload_decide:test_foreign_bytes_stop_the_job"),
-    6: (
+    "versions never change": (
+        "test_races:test_processes_on_one_folder",
+        "test_upload_decide:test_foreign_bytes_stop_the_job",
+    ),
+    "doing it again is harmless": (
         "test_publish:test_publishing_again_gives_the_same_version",
         "test_jobs:test_an_amnesiac_publishes_nothing_twice",
     ),
-    7: ("test_pull:test_killed_anywhere_the_target_is_absent_or_perfect",),
-    8: (
+    "a pull is all or nothing": ("test_pull:test_killed_anywhere_the_target_is_absent_or_perfect",),
+    "deletion needs proof": (
         "test_promises:test_what_is_watched_is_never_touched",
         "test_remote_directory:test_a_remote_whose_mount_is_gone_is_not_empty",
         "test_withdraw:test_a_damaged_mark_deletes_nothing",
     ),
-    9: (
+    "locks die with the process": (
         "test_daemon_service:test_a_killed_daemon_starts_again_at_once",
         "test_daemon_service:test_the_listening_process_does_not_keep_the_lock_alive",
     ),
-    10: ("test_daemon_timelines:test_the_result_is_that_of_a_daemon_without_events",),
-    11: (
+    "events are hints, the scan is the truth": (
+        "test_daemon_timelines:test_the_result_is_that_of_a_daemon_without_events",
+    ),
+    "no code from weights ever runs": (
         "test_hostile:test_nothing_runs_and_nothing_is_written",
         "test_promises:test_no_module_can_unpickle_or_run_text",
         "test_promises:test_a_pickle_that_strikes_back_is_neither_run_nor_published",
     ),
-    12: ("test_promises:test_nothing_unlisted_leaves", "test_admit:test_what_cannot_be_allowed"),
-    13: (
+    "nothing unlisted leaves": ("test_promises:test_nothing_unlisted_leaves", "test_admit:test_what_cannot_be_allowed"),
+    "trainer first": (
         "test_promises:test_what_is_watched_is_never_touched",
         "test_stage:test_the_reserve_stays_free",
         "test_jobs:test_poison_is_quarantined_while_others_go_on",
     ),
-    14: (
+    "no flood": (
         "test_daemon_timelines:test_a_first_start_publishes_nothing_old",
         "test_jobs_choice:test_a_backlog_is_thinned_before_it_is_published",
     ),
-    15: ("test_promises:test_what_is_not_on_disk_is_unknown", "test_provenance:test_nothing_on_disk_gives_nothing"),
+    "nothing is invented": (
+        "test_promises:test_what_is_not_on_disk_is_unknown",
+        "test_provenance:test_nothing_on_disk_gives_nothing",
+    ),
 }
 """Promise -> the tests that try to break it; crashes, power loss and full disks are in `tests/proofs` as well."""
 
@@ -84,13 +96,19 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
         yield found
 
 
-@pytest.mark.parametrize("promise", range(1, 16))
-def test_every_promise_is_attacked(promise: int) -> None:
-    """Each promise of the design names tests that are there."""
+@pytest.mark.parametrize("promise", ATTACKS)
+def test_every_promise_is_attacked(promise: str) -> None:
+    """Each promise of the manual names tests that are there."""
     for attack in ATTACKS[promise]:
         file, _, name = attack.partition(":")
         tree = ast.parse((TESTS / f"{file}.py").read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, attack
+
+
+def test_the_manual_and_the_attacks_know_the_same_promises() -> None:
+    """A promise that is added to the manual needs a test that tries to break it."""
+    manual = (TESTS.parent / "docs/promises.md").read_text()
+    assert [line.split("**")[1].lower() for line in manual.splitlines() if line.startswith("- **")] == list(ATTACKS)
 
 
 def inode(path: str | Path | int) -> int:
@@ -308,3 +326,5 @@ def test_what_is_not_on_disk_is_unknown(yard: Yard) -> None:
     for word in ("base", "licence", "step", "epoch", "best", "metrics"):
         assert any(line.startswith(f"| {word} |") and "unknown" in line for line in card.splitlines()), word
     assert stat.S_IMODE((version / "manifest.json").stat().st_mode) & 0o222 == 0
+    claim = json.loads((yard.remote / "models/bare/_wb/claims/00000001.json").read_bytes())
+    assert re.fullmatch(r"push-[0-9a-f]{32}", claim["owner"]["daemon"]), "no user name belongs into a claim"

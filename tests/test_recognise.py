@@ -387,10 +387,10 @@ def test_safetensors_by_content(tmp_path: Path) -> None:
     assert sniff.container(path) == "safetensors"
 
 
-@pytest.mark.parametrize("suffix", ["gguf", "pt", "ckpt", "onnx", "tflite"])
+@pytest.mark.parametrize("suffix", ["gguf", "pt", "ckpt", "onnx"])
 def test_a_damaged_container_of_another_kind(tmp_path: Path, suffix: str) -> None:
     """Another container of which only the first bytes are sound is refused, never taken for a sound one."""
-    content = {"gguf": "gguf", "pt": "pickle", "ckpt": "torch-legacy", "onnx": "onnx", "tflite": "tflite"}[suffix]
+    content = {"gguf": "gguf", "pt": "pickle", "ckpt": "torch-legacy", "onnx": "onnx"}[suffix]
     (tmp_path / f"model.{suffix}").write_bytes(CONTAINERS[content])
     found, codes = look(tmp_path)
     assert found.outcome == "refuse"

@@ -1,5 +1,7 @@
 """The remote that is a bucket, on real servers: SeaweedFS over http and over https, and one that keeps no promises."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +41,7 @@ class TestSeaweedOverTls(TestSeaweed):
         """Open the remote over https."""
         return S3Remote(self.server.place(servers.prefix_of(place), tls=True))
 
-    test_of_racing_processes_one_wins = None  # the server decides, whichever way the requests came
+    test_of_racing_processes_one_wins = None  # type: ignore[assignment]  # the server decides, whichever way the requests came
 
 
 class TestJuicefs(RemoteConformance):
@@ -54,6 +56,16 @@ class TestJuicefs(RemoteConformance):
         """Open the remote as one that only one machine writes to."""
         return S3Remote(self.server.place(servers.prefix_of(place), one_writer=True))
 
-    test_of_racing_threads_one_wins = None
-    test_of_racing_processes_one_wins = None
-    test_of_racing_uploads_one_wins = None
+    test_of_racing_threads_one_wins = None  # type: ignore[assignment]
+    test_of_racing_processes_one_wins = None  # type: ignore[assignment]
+    test_of_racing_uploads_one_wins = None  # type: ignore[assignment]
+
+
+def test_nobody_pays_for_a_bucket_who_has_none(tmp_path: Path) -> None:
+    """A directory remote loads nothing of the S3 library; a bucket loads its core and not the transfer manager."""
+    code = "import sys; from weighbridge.registry.remotes.table import open_remote as o; o({!r}); print(*sys.modules)"
+    for url, loaded in ((str(tmp_path), False), ("s3://bucket/prefix", True)):
+        said = subprocess.run([sys.executable, "-c", code.format(url)], capture_output=True, text=True, check=True)
+        modules = set(said.stdout.split())
+        assert ("botocore" in modules) is loaded
+        assert modules.isdisjoint({"boto3", "s3transfer", "awscrt"})

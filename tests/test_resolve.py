@@ -122,6 +122,10 @@ def test_a_near_name_and_the_steps_there_are_are_named(shelf: Shelf, catalog: Ca
     with pytest.raises(NotFoundError) as caught:
         resolve(shelf.remote, catalog, "sft:best")
     assert "latest, prod" in str(caught.value.why)
+    for ref in ("SFT", "SFT:best"):
+        with pytest.raises(NotFoundError, match="there is no name 'SFT'") as caught:
+            resolve(shelf.remote, catalog, ref)
+        assert caught.value.why == "did you mean sft?"
 
 
 def test_a_step_needs_a_plain_name(catalog: Catalog) -> None:

@@ -1,5 +1,6 @@
 """Errors of the S3 library and of S3 servers: every one becomes one of ours, with a cause, a fix and an exit code."""
 
+import datetime as dt
 import inspect
 import socket
 import string
@@ -10,11 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import botocore.auth
 import pytest
 import urllib3.exceptions
 from botocore import exceptions as boto
 
-from weighbridge.config.load import remote_settings
+from weighbridge.config.load import read_text, remote_settings
 from weighbridge.registry import errors
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.remotes.protocol import Remote
@@ -207,6 +209,30 @@ def test_settings_reach_the_place(tmp_path: Path) -> None:
         place_of(remote_settings("team", "s3://bucket", {"ca": ca}))
 
 
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ('region = "x"', "only s3:// remotes have region"),
+        ('writers = "one"', "only s3:// remotes have writers"),
+        ('encryption = "AES256"', "only s3:// remotes have encryption"),
+    ],
+)
+def test_settings_of_buckets_are_for_buckets(line: str, word: str) -> None:
+    """A key that only means something for a bucket is refused for a folder."""
+    with pytest.raises(errors.UsageError) as caught:
+        read_text(f'[remotes.team]\nurl = "/srv"\n{line}\n', Path("x"), {})
+    assert word in f"{caught.value.why} {caught.value.data}"
+
+
+@pytest.mark.parametrize(
+    "line", ['encryption = "aes"', 'encryption = "aws:kms:"', 'storage_class = "GLACIER"', 'addressing = "host"']
+)
+def test_values_that_no_store_knows_are_refused(line: str) -> None:
+    """Encryption, class and addressing are checked before anything is sent; archives can not be pulled from."""
+    with pytest.raises(errors.UsageError):
+        read_text(f'[remotes.team]\nurl = "s3://bucket"\n{line}\n', Path("x"), {})
+
+
 # ------------------------------------------------------------------------------------------------ against real servers
 
 
@@ -282,7 +308,7 @@ def test_credentials_that_are_wrong(seaweed: Server, monkeypatch: pytest.MonkeyP
     causes = set()
     for access, secret in ((servers.ACCESS, "x" * 20), ("nobody", "x" * 20), (None, None)):
         servers.credentials(monkeypatch)
-        if access is None:
+        if access is None or secret is None:
             monkeypatch.delenv("AWS_ACCESS_KEY_ID")
             monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
         else:
@@ -297,11 +323,8 @@ def test_credentials_that_are_wrong(seaweed: Server, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("_allowed")
 def test_a_clock_that_is_wrong(seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that is a day off is "denied", and the fix is to set it."""
-    import botocore.auth  # noqa: PLC0415
-    import botocore.compat  # noqa: PLC0415
-
     real = botocore.auth.get_current_datetime
-    day = __import__("datetime").timedelta(days=1)
+    day = dt.timedelta(days=1)
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *a, **k: real(*a, **k) + day)
     found = failing(reach(seaweed))
     assert found.exit_code == 4

@@ -89,12 +89,13 @@ def prepare(step: Step, load: Load) -> Prepared:
             raise ArithmeticError(f"{origin.name} holds {int((~np.isfinite(values)).sum())} values that are not finite")
         return values
 
-    cache: dict[str, Array] = {}
+    cache: dict[tuple[int, int], Array] = {}  # by place: two adapters use the same names
 
     def matrix(origin: Origin) -> Array:
-        if origin.name not in cache:
-            cache[origin.name] = finite(origin)
-        return cache[origin.name]
+        place = (origin.file, origin.at)
+        if place not in cache:
+            cache[place] = finite(origin)
+        return cache[place]
 
     products = tuple(_product(factor, matrix(factor.a), matrix(factor.b), wide) for factor in step.factors)
     magnitude = finite(step.magnitude.origin).reshape(-1) if step.magnitude is not None else None

@@ -138,6 +138,8 @@ class Placing:
             return
         name = weight.removesuffix("weight") + "bias"
         if name not in self.base.places:
+            if any(f.code == "merge-bias-homeless" for f in self.placed.found):
+                return  # told once, with their number
             homeless = sum(1 for p in self.adapter.parts.values() if "lora_B.bias" in p.tensors)
             self.placed.refuse(
                 "merge-bias-homeless",

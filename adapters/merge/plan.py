@@ -287,8 +287,9 @@ def _misfits(base: Base, adapters: Mapping[str, Adapter], placed: Placed, subjec
     return findings.finding(
         "merge-shape-mismatch",
         subject,
-        f"{len(placed.mismatch)} tensors do not fit: {first} has {has} in this base, the adapter needs {needs}; the "
-        f"adapter was trained on {some(named)}",
+        f"{first} has {has} in this base, the adapter needs {needs}"
+        + (f", and {len(placed.mismatch) - 1} more do not fit" if len(placed.mismatch) > 1 else "")
+        + f"; the adapter was trained on {some(named)}",
         f"merge into {named[0]}" if named[0] != "None" else "merge into the base the adapter was trained on",
         shape_mismatch=placed.mismatch,
         base_model=named[0] if named[0] != "None" else None,

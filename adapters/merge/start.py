@@ -225,7 +225,7 @@ def _judged(result: dict[str, Any], stage: Path, plan: Plan, *, unchanged: bool)
         nothing = findings.finding(
             "merge-changes-nothing",
             "adapter",
-            f"all {len(still)} tensors the adapter touches are the base's, bit for bit, once rounded to {result['dtype']}",
+            f"all {len(still)} tensors the adapter touches are the base's, bit for bit, in {result['dtype']}",
             "merge with --dtype fp32; an adapter whose lora_B is zero has nothing to merge",
             unchanged_share=1.0,
         )

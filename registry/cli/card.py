@@ -121,7 +121,14 @@ def _words(before: str, version: Resolved, source: str | None) -> str:
         return sys.stdin.read() if source == "-" else _file(source)
     if not sys.stdin.isatty() and not (os.environ.get("VISUAL") or os.environ.get("EDITOR")):
         raise UsageError("there is no terminal for an editor", fix=f"registry card {version.ref} --file FILE")
-    edited = click.edit(before, extension=".md")
+    try:
+        edited = click.edit(before, extension=".md")
+    except click.ClickException as error:
+        raise UsageError(
+            "the editor did not work, nothing was changed",
+            why=error.format_message(),
+            fix=f"set VISUAL or EDITOR to an editor, or: registry card {version.ref} --file FILE",
+        ) from error
     return before if edited is None else edited
 
 

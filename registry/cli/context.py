@@ -64,7 +64,12 @@ def _unnamed(url: str) -> RemoteSettings:
         whole = checked_url(url if "://" in url else os.path.abspath(os.path.expanduser(url)))  # noqa: PTH100, PTH111
     except Fault as fault:
         raise UsageError(f"--remote: {fault.message}", fix=fault.fix) from fault
-    return remote_settings("url", whole)
+    return remote_settings(_label(whole), whole)
+
+
+def _label(url: str) -> str:
+    """Return what a remote without a name is called in tables: the last word of its address."""
+    return url.rstrip("/").rpartition("/")[2] or url
 
 
 def open_remote(settings: Settings, name: str | None = None) -> tuple["Remote", RemoteSettings]:

@@ -70,7 +70,12 @@ def run(config: str | None, remote: str | None, *, write: bool) -> Iterator[Chec
         yield from guarded("inotify", machine.inotify)
         yield from guarded("landlock", machine.landlock)
         yield from guarded("extras", partial(machine.extras, settings))
-    for each in settings.remotes.values():
+    every = dict(settings.remotes)
+    if os.environ.get("WEIGHBRIDGE_REMOTE"):
+        chosen = context.choose_remote(settings)
+        # Without a configuration the built-in remote is nobody's: commands use the one the environment names.
+        every = {chosen.name: chosen} if settings.source is None else every | {chosen.name: chosen}
+    for each in every.values():
         yield from guarded(f"remote-{each.name}", partial(remotes.check, settings, each, write=write))
 
 

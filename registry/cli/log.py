@@ -39,6 +39,9 @@ def log(name: str | None, limit: int, config: str | None, out: Output) -> None:
         }
         for row in told
     ]
+    if out.fmt == "table":
+        for row in rows:
+            row["detail"] = row["detail"] or row["path"]  # of which checkpoint it is told
     out.rows(rows, COLUMNS, schema=SCHEMA, into="events")
 
 

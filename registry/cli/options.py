@@ -1,19 +1,24 @@
 """The options that commands share, so that one word means one thing everywhere."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from weighbridge.registry.cli.output import FORMATS, Output
+from weighbridge.registry.errors import WeighbridgeError
+from weighbridge.registry.shell import load
+
+_ASKING: Final = frozenset({"ls", "show", "pull", "verify", "tag", "card", "rebuild"})
+"""Commands that an error may tell people to type and that ask a remote."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 config = click.option(
     "--config", metavar="FILE", help="The configuration file [default: WEIGHBRIDGE_CONFIG, the system's, the user's]."
 )
-remote = click.option("--remote", metavar="NAME", help="A configured remote, a URL or a folder [default: the home].")
 offline = click.option("--offline", is_flag=True, help="Ask no remote; answer from what is known here.")
 _json = click.option("--json", "json_", is_flag=True, help="Print JSON; the same as -o json.")
 _color = click.option(
@@ -22,6 +27,35 @@ _color = click.option(
     default="auto",
     help="Colours; auto honours NO_COLOR and TERM=dumb.",
 )
+
+
+def remote(function: Command) -> Callable[..., Any]:
+    """Give a command `--remote`; what an error tells people to type names that remote, too."""
+
+    @click.option("--remote", metavar="NAME", help="A configured remote, a URL or a folder [default: the home].")
+    @wraps(function)
+    def command(*args: Any, remote: str | None, **given: Any) -> Any:
+        try:
+            return function(*args, remote=remote, **given)
+        except WeighbridgeError as error:
+            error.fix = _aimed(error, remote)
+            raise
+
+    return command
+
+
+def _aimed(error: WeighbridgeError, remote: str | None) -> str | None:
+    """Return the fix of an error as it works here: for the remote that was named, or for somebody who named none."""
+    words = (error.fix or "").split()
+    if remote is not None and len(words) > 1 and words[0] == "registry" and words[1] in _ASKING:
+        return error.fix if "--remote" in words else f"{error.fix} --remote {load('shlex:quote')(remote)}"
+    if remote is None and "registry" in error.data and not os.environ.get("WEIGHBRIDGE_REMOTE"):
+        return f"name the team's remote with --remote URL or WEIGHBRIDGE_REMOTE, or begin one: {_init(error.fix)}"
+    return error.fix
+
+
+def _init(fix: str | None) -> str:
+    return (fix or "").rpartition(": ")[2]
 
 
 def listing(function: Command) -> Callable[..., Any]:

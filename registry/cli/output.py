@@ -98,6 +98,8 @@ class Column(NamedTuple):
     """Shown with `-o wide` only."""
     shrink: bool = False
     """May be cut on a narrow terminal."""
+    spare: int = 0
+    """Left out on a terminal that is too narrow even so: 1 first, 0 never."""
 
 
 class Output:
@@ -148,6 +150,11 @@ class Output:
         widths = [max(map(width, column)) for column in zip(titles, *cells, strict=True)]
         room = terminal_width(sys.stdout)
         if room is not None and self.fmt != "wide":
+            spared = _spared(titles, widths, chosen, room)
+            kept = [at for at in range(len(chosen)) if at not in spared]
+            chosen = [chosen[at] for at in kept]
+            titles, widths = [titles[at] for at in kept], [widths[at] for at in kept]
+            cells = [[row[at] for at in kept] for row in cells]
             _shrink(widths, titles, chosen, room)
         painted = self.paint(_row(titles, widths, chosen), "bold")
         write("".join(f"{row}\n" for row in [painted, *(_row(cell, widths, chosen) for cell in cells)]))
@@ -270,6 +277,21 @@ def _row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column])
         space = " " * (room - width(kept))
         out.append(space + kept if column.right else kept + space)
     return _GAP.join(out).rstrip()
+
+
+def _spared(titles: Sequence[str], widths: Sequence[int], columns: Sequence[Column], room: int) -> list[int]:
+    """Return which columns to leave out, in order, so that a table fits whose columns shrank as far as they can."""
+    least = [
+        min(found, max(len(title), _SHRINK_TO)) if column.shrink else found
+        for title, found, column in zip(titles, widths, columns, strict=True)
+    ]
+    spare = sorted((column.spare, at) for at, column in enumerate(columns) if column.spare)
+    out: list[int] = []
+    while spare and sum(least) + len(_GAP) * (len(columns) - len(out) - 1) > room:
+        at = spare.pop(0)[1]
+        out.append(at)
+        least[at] = 0
+    return sorted(out)
 
 
 def _shrink(widths: list[int], titles: Sequence[str], columns: Sequence[Column], room: int) -> None:

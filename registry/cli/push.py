@@ -19,12 +19,12 @@ from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.output import Output, short, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError
+from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError, utf8
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import prepare, publish
-from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown, utf8
+from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
 from weighbridge.registry.types import Owner, Receipt, RunFacts
 
 SCHEMA: Final = "weighbridge/push/1"
@@ -76,7 +76,7 @@ def push(
         return
     opened = context.connect(chosen)
     try:
-        owner = Owner(host=socket.gethostname(), daemon=f"push by {fresh.whoami()}")
+        owner = _writer()
         registry = open_registry(opened, create=True, writer=owner.daemon)
         begun = time.monotonic()
         with following(out) as follower:
@@ -169,6 +169,12 @@ def _one(artifacts: Sequence[Artifact], path: Path, kind: str | None, findings: 
     )
 
 
+def _writer() -> Owner:
+    """Return who claims: this user of this machine, by a digest, because a claim may lie where no user name belongs."""
+    digest = hashlib.sha256(f"weighbridge-push-v1\0{fresh.whoami()}".encode()).hexdigest()
+    return Owner(host=socket.gethostname(), daemon=f"push-{digest[:32]}")
+
+
 def _identity(run_root: Path) -> str:
     """Return what tells this run from others: where it lies, on which machine."""
     return (
@@ -248,3 +254,5 @@ def _findings(admission: Admission, out: Output) -> None:
     for finding in admission.findings:
         if finding.severity != "note":
             out.talk(f"{finding.severity}: {finding.code}  {finding.subject}: {finding.message}", "yellow")
+            if finding.data.get("allowed"):
+                out.talk(f"      allowed: {finding.data['allowed']}", "yellow")

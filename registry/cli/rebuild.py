@@ -33,7 +33,7 @@ def rebuild(*, remote: str | None, config: str | None, out: Output) -> int:
         )
     finally:
         with_remote.close()
-    for problem in report.problems:
+    for problem in dict.fromkeys(report.problems):
         out.talk(f"warning: {problem}", "yellow")
     if out.as_json:
         out.json({"schema": SCHEMA, "remote": chosen.name, **msgspec.to_builtins(report)})
@@ -42,6 +42,6 @@ def rebuild(*, remote: str | None, config: str | None, out: Output) -> int:
             f"catalogue of {chosen.name} rebuilt: {report.names} names, {report.versions} versions, "
             f"{report.entries} facts, epoch {report.epoch}"
         )
-    with fresh.opened(chosen, out):
+    with fresh.opened(chosen, Output(quiet=True)):  # what is damaged was told above
         pass
     return 5 if report.problems else 0

@@ -98,11 +98,11 @@ def _details(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str
     best = told.get("best")
     if best:
         at = f" at step {best['step']}" if best.get("step") is not None else ""
-        yield "best", f"{best['metric']} {best['value']}{at}"
+        yield "best", f"{best['metric']} {_number(best['value'])}{at}"
     if told.get("metrics"):
         yield (
             "metrics",
-            ", ".join(f"{key} {value}" for key, value in list(told["metrics"].items())[: None if wide else 6]),
+            ", ".join(f"{key} {_number(value)}" for key, value in list(told["metrics"].items())[: None if wide else 6]),
         )
     code = told.get("code")
     if code:
@@ -123,6 +123,9 @@ def _details(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str
     for finding in findings:
         if wide or finding["severity"] != "note":
             yield "", f"{finding['severity']} {finding['code']} {finding['subject']}: {finding['message']}"
+            reason = (finding.get("data") or {}).get("allowed")
+            if reason:
+                yield "", f"     allowed: {reason}"
 
 
 def _files(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str]]:
@@ -146,7 +149,9 @@ def _files(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str]]
 def _adapter(adapter: dict[str, Any]) -> str:
     kind = str(adapter["peft_type"])
     words = [_TYPES.get(kind, kind)]
-    words += [f"{key}={adapter[field]}" for key, field in (("r", "rank"), ("alpha", "alpha")) if adapter.get(field)]
+    words += [
+        f"{key}={_number(adapter[field])}" for key, field in (("r", "rank"), ("alpha", "alpha")) if adapter.get(field)
+    ]
     words += adapter.get("variants") or []
     targets = adapter.get("targets")
     if targets:
@@ -167,6 +172,11 @@ def _millions(count: int) -> str:
         if count >= limit:
             return f"{count / limit:.3g} {letter}"
     return f"{count:,}"
+
+
+def _number(value: Any) -> str:
+    """Return a metric with six digits, as the card has it; the manifest keeps them all."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _at(name: str | None, revision: str | None, *, wide: bool) -> str:

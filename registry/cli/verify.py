@@ -109,10 +109,13 @@ def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output
         return 5 if wrong else 0
     for found in checked.findings:
         word = out.paint(found.severity, _STYLES[found.severity])
-        out.say_painted(f"{word}  ", f"{found.code}  {found.subject}: {found.message}")
+        about = "" if found.subject in found.message else f"{found.subject}: "
+        out.say_painted(f"{word}  ", f"{found.code}  {about}{found.message}")
+        if found.fix:
+            out.say(f"    fix: {found.fix}")
     count = "1 file" if checked.files == 1 else f"{checked.files} files"
     part = " (the part that was pulled)" if checked.partial else ""
-    verdict = f"{len(wrong)} of its objects differ" if wrong else "sound"
+    verdict = f"{len(wrong)} of its objects differ{'s' if len(wrong) == 1 else ''}" if wrong else "sound"
     what = f"{subject} ({ref})" if ref is not None and ref != subject else subject
     out.say(f"{what}: {count}{part}, {size(checked.bytes)}, {verdict}")
     return 5 if wrong else 0

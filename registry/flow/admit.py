@@ -22,10 +22,11 @@ from weighbridge.adapters.plan import CARD_ROLE, JudgedFile, Policy
 from weighbridge.adapters.sidecar import Sidecar
 from weighbridge.adapters.whole import file_name_unsafe
 from weighbridge.registry import errors, findings
+from weighbridge.registry.errors import utf8
 from weighbridge.registry.flow.convert import convert
 from weighbridge.registry.flow.stage import Made, SourceFile
 from weighbridge.registry.hashing import CHUNK, tensor_digest
-from weighbridge.registry.refs import path_fault, utf8
+from weighbridge.registry.refs import path_fault
 from weighbridge.registry.types import (
     BaseFacts,
     Facts,

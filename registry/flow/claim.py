@@ -1,4 +1,4 @@
-"""Binding a number to a content (PROTOCOL section 3, W1). One content has one number in one name, whoever comes.
+"""Binding a number to a content. One content has one number in one name, whoever comes.
 
 Every claim of the name is read; one with our content is joined, whoever made it, and its manifest is used. Claims are
 dense and create-only, so that of two racers one gets the number and the other reads it and goes on.

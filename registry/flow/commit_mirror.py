@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import commit_publish, fetch, once
@@ -20,8 +19,6 @@ from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.commits import CommitRemote, Standing
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
-
-_RENDERED: Final = ("README.md", "training.json", "manifest.dsse.json")
 
 
 def deliver(home: Remote, mirror: CommitRemote, name: str, n: int, *, mirror_name: str, scratch: Path) -> types.Receipt:
@@ -44,7 +41,7 @@ def deliver(home: Remote, mirror: CommitRemote, name: str, n: int, *, mirror_nam
     try:
         fetch.files(home, name, n, manifest.files, place)
         rendered: Mapping[str, bytes] = {
-            path: body for path in _RENDERED if (body := once.look(home, layout.version(name, n, path))) is not None
+            path: body for path in types.PAPERS if (body := once.look(home, layout.version(name, n, path))) is not None
         }
         bundle = Bundle(place=str(place), mode="copy", files=list(manifest.files), sources=[])
         job = commit_publish.Job(mirror, claimed, stored, manifest, bundle, rendered, time.sleep, given=True)

@@ -1,4 +1,4 @@
-"""Publishing to a remote whose transaction is a commit: claim and decision are one guarded commit (PROTOCOL section 5).
+"""Publishing to a remote whose transaction is a commit: claim and decision are one guarded commit.
 
 The number is only an intention until the commit stands: `claim` looks and plans, `upload` sends the files and makes the
 commit on top of what it saw, `decide` tags it and gives the receipt. A head that moved is looked at before anything is
@@ -251,7 +251,7 @@ def publish(job: Job, progress: Progress | None = None) -> dict[str, str]:
         raise errors.IntegrityError(
             f"{shown(absent[0])} is not in the bundle", why="the claim is for another content", fix="stage it again"
         )
-    writer = remote.writer(job.name, claim.content)
+    writer = remote.writer(job.name, claim.content, job.manifest.size)
     try:
         standing = remote.look(job.name)
         done = _landed(job, standing)

@@ -1,6 +1,7 @@
-"""The decision comes last: `manifest.json` with the claim's exact bytes, or the void (PROTOCOL section 3, W4)."""
+"""The decision comes last: `manifest.json` with the claim's exact bytes, or the void (docs/formats.md)."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from weighbridge.registry import errors, layout, types
@@ -103,7 +104,8 @@ def void(remote: Remote, registry: types.Registry, name: str, n: int, *, reason:
 def clear_void(remote: Remote, name: str, n: int) -> int:
     """Remove what was uploaded under a number that was given up, and return how many files that were.
 
-    No reader can see them. A writer that still runs is refused at its decision, and clears up in the same way.
+    No reader can see them. A writer that still runs is refused at its decision, and clears up in the same way; one that
+    may not delete leaves it to the collector.
     """
     if remote.properties.commits:
         return 0  # nothing lies there before its commit
@@ -112,9 +114,12 @@ def clear_void(remote: Remote, name: str, n: int) -> int:
         raise errors.ConflictError(f"{name}@v{n} is committed", why="only what was given up is cleared")
     left = [found.key for found in remote.list(layout.version(name, n)) if found.key != key]
     # Weights last, as a loader that knows no manifest must not find a config beside half the weights.
-    for leftover in sorted(left, key=lambda k: (k.endswith(".safetensors"), k)):
-        remote.delete(leftover)
-    return len(left)
+    removed = 0
+    with suppress(errors.DeniedError):
+        for leftover in sorted(left, key=lambda k: (k.endswith(".safetensors"), k)):
+            remote.delete(leftover)
+            removed += 1
+    return removed
 
 
 def _check_set(remote: Remote, claim: types.Claim, manifest: Manifest) -> None:

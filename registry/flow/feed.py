@@ -1,4 +1,4 @@
-"""The team's feed: facts in dense, create-only objects. It tells and decides nothing (PROTOCOL section 4).
+"""The team's feed: facts in dense, create-only objects. It tells and decides nothing (docs/formats.md).
 
     catalog/feed/000000000007.json   {schema, seq, epoch, nonce, entries, sha256}
 
@@ -227,15 +227,18 @@ def head(remote: Remote, registry: types.Registry, known: Head | None = None) ->
         return Head(0, registry.epoch)
     start = known.seq if known else snapshot.newest(remote)
     numbers = [seq for seq, _ in list_after(remote, start)] or ([] if known else [start] if start else [])
-    last = numbers[-1] if numbers else start
+    last = start
     for seq in reversed(numbers):
         # A damaged head must not stop the team from publishing: the epoch is then read from the object before it.
+        # One that is listed and not there was made up by a listing that was damaged on its way: it would leave a hole.
         try:
             stored = once.look(remote, layout.feed(seq))
-            if stored is not None:
-                return Head(last, decode(stored, seq).epoch)
+            if stored is None:
+                continue
+            last = max(last, seq)
+            return Head(last, decode(stored, seq).epoch)
         except IntegrityError:
-            continue
+            last = max(last, seq)
     return Head(last, known.epoch if known else registry.epoch)
 
 

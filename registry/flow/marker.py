@@ -31,7 +31,8 @@ def open_registry(
             raise NotFoundError(
                 f"there is no registry at {shown(remote.url)}",
                 why=f"it holds no {layout.MARKER}",
-                fix="correct the URL, or begin a registry there with: registry init",
+                fix=f"correct the URL, or begin a registry there with: registry init --remote {shown(remote.url)}",
+                registry=remote.url,
             )
         if not remote.properties.conditional_create and writer is not None:
             mode = "single-writer"

@@ -5,6 +5,7 @@ kind `merged` whose lineage names adapter and base.
 """
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from weighbridge.adapters.merge.start import Merged
 from weighbridge.adapters.plan import CARD_ROLE, Policy
 from weighbridge.registry import errors
 from weighbridge.registry.flow.admit import Admission, admit
-from weighbridge.registry.hashing import content_digest, derivation_key, sha256_file
+from weighbridge.registry.hashing import content_digest, derivation_key, sha256_bytes, sha256_file
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name
 from weighbridge.registry.types import (
     BaseFacts,
@@ -89,13 +90,10 @@ def admit_merged(
     root = Path(first.root)
     run = adapters[0].provenance.run if adapters[0].provenance is not None else _run(root)
     artifact = msgspec.structs.replace(artifact, base=stated)
-    admission = admit(
-        artifact, name=name, run=run, policy=policy, run_root=root, host=host, lookup=lambda _id, _revision: licence
-    )
+    admission = admit(artifact, name=name, run=run, policy=policy, host=host, lookup=lambda _id, _revision: licence)
     known = adapters[0].provenance
     if known is None:
-        config = artifact.facts.get("_config")
-        known = provenance.gather(root, run, sidecar.read(root), config=config, step=first.step, host=host)
+        known = provenance.gather(root, run, sidecar.read(root), step=first.step, host=host)
         known = provenance.redact(known, keep_paths=policy.paths == "keep", declared_owner=sidecar.read(root).owner)
     told = [f for f in admission.findings if not f.code.startswith("license-") or f.severity == "block"]
     told += [f for f in merged.findings if f.code.startswith("merge-") or f.code == "license-looser-than-base"]
@@ -116,7 +114,7 @@ def admit_merged(
 
 
 def licence_of(look: Look) -> LicenseFacts:
-    """Return the licence of a merge: the adapter's where it holds back at least as much as the base's, else the base's."""
+    """Return the licence of a merge: the adapter's where it holds back no less than the base's, else the base's."""
     theirs = look.base.license if look.base is not None else LicenseFacts()
     ours = next((one.license for one in look.adapters if one.license.id and one.license.source != "base"), None)
     if ours is None or license.compare(ours, theirs) is not None:
@@ -133,13 +131,13 @@ def _artifact(merged: Merged) -> Artifact:
             why=seen.findings[0].message if seen.findings else None,
             findings=list(seen.findings),
         )
-    listed = {path for path in merged.files}
-    files = [f for f in able[0].files if f.path in listed]
+    files = [f for f in able[0].files if f.path in merged.files]
     return msgspec.structs.replace(able[0], files=files)
 
 
 def _run(root: Path) -> RunFacts:
     """Return the run of an adapter in a folder: where it lies."""
     real = Path(os.path.realpath(root))
+    place = f"{socket.gethostname()}\0{real}".encode("utf-8", "surrogateescape")
     note = sidecar.read(real)
-    return RunFacts(project=real.parent.name or "-", name=real.name, id=note.id or f"merge-{real}")
+    return RunFacts(project=real.parent.name or "-", name=real.name, id=note.id or f"merge-{sha256_bytes(place)[:32]}")

@@ -7,7 +7,6 @@ Claims come over in number order with the void ones among them, so that a mirror
 import secrets
 import shutil
 from pathlib import Path
-from typing import Final
 
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import commit_mirror, feed, fetch, once
@@ -22,8 +21,6 @@ from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
-
-_RENDERED: Final = ("README.md", "training.json", "manifest.dsse.json")
 
 
 def deliver(
@@ -48,7 +45,9 @@ def deliver(
     try:
         fetch.files(home, name, n, manifest.files, place)
         rendered = {
-            path: stored for path in _RENDERED if (stored := once.look(home, layout.version(name, n, path))) is not None
+            path: stored
+            for path in types.PAPERS
+            if (stored := once.look(home, layout.version(name, n, path))) is not None
         }
         bundle = Bundle(place=str(place), mode="copy", files=list(manifest.files), sources=[])
         try:

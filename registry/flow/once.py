@@ -1,4 +1,4 @@
-"""Create-only writes whose outcome is always known: ours, or somebody else's bytes (PROTOCOL section 3)."""
+"""Create-only writes whose outcome is always known: ours, or somebody else's bytes (docs/formats.md)."""
 
 import random
 import time

@@ -24,7 +24,7 @@ from weighbridge.registry import disk
 from weighbridge.registry.errors import ConflictError, IntegrityError, UsageError
 from weighbridge.registry.manifest import SIZE_LIMIT, Manifest, parse
 from weighbridge.registry.refs import shown
-from weighbridge.registry.types import RENDERED_FILES
+from weighbridge.registry.types import PAPERS, RENDERED_FILES
 
 PARTIAL: Final = ".weighbridge-partial.json"
 """In a folder that was pulled with --include or --exclude: which files it is meant to hold."""
@@ -35,7 +35,7 @@ UNFINISHED: Final = ".weighbridge-unfinished.json"
 OURS: Final = frozenset({*RENDERED_FILES, PARTIAL, UNFINISHED})
 
 _IGNORED_IN_MOUNTS: Final = frozenset({"lost+found"})
-_LAST: Final = ("README.md", "training.json", "manifest.dsse.json", PARTIAL, "manifest.json")
+_LAST: Final = (*PAPERS, PARTIAL, "manifest.json")
 _AT_FDCWD: Final = -100
 _NOREPLACE: Final = 1
 _EXCHANGE: Final = 2

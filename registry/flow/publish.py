@@ -1,15 +1,17 @@
-"""From files to a committed version: stage, seal, claim, announce, upload, decide, announce (PROTOCOL section 3).
+"""From files to a committed version: stage, seal, claim, announce, upload, decide, announce (docs/formats.md).
 
 `publish` runs the steps at once, for `registry push`; the daemon calls the same steps and keeps a record in between.
 Every step can be repeated after a crash, by anybody who has the bytes.
 """
 
+import os
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from weighbridge.config.places import cache_dir
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, once, papers
 from weighbridge.registry.flow import stage as staging
@@ -73,6 +75,10 @@ def prepare(
     own = place is not None
     if place is None and mode != "direct" and staging_folder is not None:
         place = staging_folder / nonce
+    if place is None and remote.properties.commits:
+        # What is committed at once cannot be looked at again before the decision: it always goes from a private copy.
+        place, own = cache_dir(os.environ) / "stage" / nonce, True
+        mode = "copy" if mode == "direct" else mode
     if place is None and made:
         mode = "copy"
         place = Path(tempfile.mkdtemp(prefix="weighbridge-"))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -80,7 +81,12 @@ def pull(
     with disk.speaking(f"cannot make {shown(str(at.path.parent))}"):
         hidden.parent.mkdir(parents=True, exist_ok=True)
     with place.locked(hidden):
-        _room(hidden, files)
+        try:
+            _room(hidden, files)
+        except DiskFullError:
+            with suppress(OSError):
+                hidden.rmdir()  # nothing to go on with later, unless an earlier pull left some
+            raise
         if begin is not None:
             begin(files)
         donor = at.path if at.occupied else None
@@ -222,7 +228,7 @@ def _room(hidden: Path, files: Sequence[FileEntry]) -> None:
     if need > free:
         raise DiskFullError(
             f"{shown(str(hidden.parent))} has too little room",
-            why=f"{need} bytes are needed, {free} are free",
+            why=f"{need:,} bytes are needed, {free:,} are free",
             fix="free some space, or name a target on another disk",
             need=need,
             free=free,

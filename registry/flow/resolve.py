@@ -146,11 +146,11 @@ def _with_hint(error: WeighbridgeError, catalog: View | None, name: str) -> Weig
         return error
     row = catalog.name(name)
     if row is None:
-        near = get_close_matches(name, catalog.names(), 3)
-        error.why = f"near it are {', '.join(near)}" if near else "nobody has published under this name"
-        error.fix = error.fix or "registry ls"
-    else:
-        newest = catalog.listing([name], limit=1)
-        error.why = f"the newest is {name}@v{newest[0]['n']}" if newest else f"{name} has no finished version"
-        error.fix = error.fix or f"registry ls {name}"
+        names = catalog.names()
+        near = [known for known in names if known.casefold() == name.casefold()] or get_close_matches(name, names, 3)
+        why = f"did you mean {' or '.join(near)}?" if near else "nobody has published under this name"
+        return NotFoundError(f"there is no name '{name}'", why=why, fix="registry ls")
+    newest = catalog.listing([name], limit=1)
+    error.why = f"the newest is {name}@v{newest[0]['n']}" if newest else f"{name} has no finished version"
+    error.fix = error.fix or f"registry ls {name}"
     return error

@@ -1,4 +1,4 @@
-"""Reading the source safely: bytes that are hashed are the bytes that are sent (PROTOCOL section 6).
+"""Reading the source safely: bytes that are hashed are the bytes that are sent.
 
     reflink   a private clone, taken in one step by the file system and hashed afterwards; costs no space
     copy      a private copy, hashed from the buffers that are written
@@ -392,7 +392,7 @@ class _Watch:
         if free - needed < self._reserve:
             raise errors.DiskFullError(
                 f"there is no room to stage in {shown(str(self._place))}",
-                why=f"{needed} bytes are needed, {free} are free and {self._reserve} of them are kept as a reserve",
+                why=f"{needed:,} bytes are needed; {free:,} are free, of which {self._reserve:,} are kept as a reserve",
                 fix="free some space, or lower disk_reserve",
                 needed=needed,
                 free=free,

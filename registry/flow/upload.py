@@ -1,4 +1,4 @@
-"""Putting a version's files into place (PROTOCOL section 3, W3), in an order that fails foreign loaders safely.
+"""Putting a version's files into place (docs/formats.md), in an order that fails foreign loaders safely.
 
 Weights, tokenizer, index, everything else, `config.json` / `adapter_config.json`, card, signature: a loader that knows
 nothing of manifests finds no config until all it needs is there. A payload file that is there already is compared;
@@ -21,11 +21,10 @@ from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Progress, Remote, Verified
-from weighbridge.registry.types import FileEntry
+from weighbridge.registry.types import PAPERS, FileEntry
 
 _FIRST: Final = ("weights", "tokenizer", "index")
 _LAST: Final = frozenset({"config.json", "adapter_config.json"})
-_RENDERED: Final = ("README.md", "training.json", "manifest.dsse.json")
 
 
 def upload(
@@ -66,7 +65,7 @@ def upload(
             finally:
                 for run in running:
                     run.cancel()
-    for path in _RENDERED:
+    for path in PAPERS:
         if path in rendered:
             once.create(remote, layout.version(claimed.claim.name, claimed.claim.n, path), rendered[path])
     return verified

@@ -1,4 +1,4 @@
-"""Taking a version back: mark, announce, wait the grace, look at the tags again, delete payload only (PROTOCOL 3).
+"""Taking a version back: mark, announce, wait the grace, look at the tags again, delete payload only.
 
 Claims, manifests and marks stay for ever, so that a withdrawn content does not rise again from a folder that still
 stands, and nobody else gets its number.

@@ -108,8 +108,8 @@ class CommitRemote(Remote, Protocol):
         """Hold the one lock of this machine on a repository: writers that wait need not be refused."""
         ...
 
-    def writer(self, name: str, key: str) -> Writer:
-        """Return the writer that is kept under a key (the content being published), or begin a new one."""
+    def writer(self, name: str, key: str, size: int) -> Writer:
+        """Return the writer that is kept under a key (the content being published), or begin one for so many bytes."""
         ...
 
     def edit(self, name: str, change: Change) -> str:
@@ -150,6 +150,10 @@ class CommitRemote(Remote, Protocol):
 
     def unbranch(self, name: str, branch: str) -> None:
         """Remove a branch."""
+        ...
+
+    def may_write(self, name: str | None) -> str:
+        """Say in words how we may write there, asking about one name where there is any. Raises DeniedError."""
         ...
 
     def catalogue(self, known: Mapping[str, str]) -> "Listing":

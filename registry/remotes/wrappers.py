@@ -1,6 +1,6 @@
 """Remotes around remotes, with the same interface: bounded retries and a rate limit.
 
-A lost answer is never repeated blindly. The rule (PROTOCOL section 3, "create"): look; nothing there means the request
+A lost answer is never repeated blindly. The rule: look; nothing there means the request
 was not carried out and may be repeated; our bytes there mean that it was; other bytes mean that the key is taken.
 """
 

@@ -8,6 +8,7 @@ nothing may be published twice, and no leftovers may stay.
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -199,8 +200,8 @@ def spread(points: Sequence[kill.Point], limit: int) -> list[kill.Point]:
     return [points[i * len(points) // limit] for i in range(limit)]
 
 
-def prove(scenario: Scenario, base: Path, limit: int, workers: int) -> tuple[int, list[Outcome]]:
-    """Run one scenario at all its points; return how many points there are and what became of those that were tried."""
+def prove(scenario: Scenario, base: Path, limit: int, workers: int, deadline: float) -> tuple[int, list[Outcome]]:
+    """Run one scenario until the deadline; return how many points there are, and what became of those tried."""
 
     def build(number: int) -> tuple[Yard, Path]:
         folder = base / f"{scenario.name}-{number}"
@@ -215,10 +216,12 @@ def prove(scenario: Scenario, base: Path, limit: int, workers: int) -> tuple[int
     found = kill.trace(scenario.command(yard), yard.folder, env=yard.env, cwd=yard.folder)
     scenario.after_restart(yard, scenario.contents)
     chosen = spread(found, limit)
+    random.Random(scenario.name).shuffle(chosen)  # so that a run that is cut short has looked everywhere
 
     def work(number: int) -> list[Outcome]:
         yard, template = yards[number]
-        return [attempt(scenario, yard, template, point) for point in chosen[number::workers]]
+        mine = chosen[number::workers]
+        return [attempt(scenario, yard, template, point) for point in mine if time.monotonic() < deadline]
 
     with ThreadPoolExecutor(workers) as pool:
         outcomes = [outcome for part in pool.map(work, range(workers)) for outcome in part]
@@ -229,6 +232,7 @@ def main() -> int:
     """Run the scenarios the command line names and print what came out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--points", type=int, default=80, help="kill points per scenario at most (default 80)")
+    parser.add_argument("--seconds", type=float, default=600, help="begin no new point after so long (default 600)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=[scenario.name for scenario in SCENARIOS], action="append")
     options = parser.parse_args()
@@ -236,13 +240,14 @@ def main() -> int:
     if reason:
         print(f"crash: SKIPPED {reason}")
         return 0
+    chosen = [scenario for scenario in SCENARIOS if not options.only or scenario.name in options.only]
     tried, missed, violations = 0, 0, 0
+    left = options.seconds
     with tempfile.TemporaryDirectory(prefix="wb-crash-") as base:
-        for scenario in SCENARIOS:
-            if options.only and scenario.name not in options.only:
-                continue
+        for number, scenario in enumerate(chosen):
             begin = time.monotonic()
-            there, outcomes = prove(scenario, Path(base), options.points, options.workers)
+            deadline = begin + left / (len(chosen) - number)
+            there, outcomes = prove(scenario, Path(base), options.points, options.workers, deadline)
             tried += sum(o.fired for o in outcomes)
             missed += sum(not o.fired for o in outcomes)
             for outcome in outcomes:
@@ -250,6 +255,7 @@ def main() -> int:
                     violations += 1
                     print(f"crash: {outcome.scenario} {outcome.point}: {outcome.violation}\n  {outcome.point.shows}")
             seconds = time.monotonic() - begin
+            left -= seconds
             print(f"crash: {scenario.name}: {len(outcomes)} of {there} points, {seconds:.0f} s", file=sys.stderr)
     print(f"crash: {tried} kills, {missed} points not met, {violations} violations")
     return 1 if violations else 0

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -300,16 +301,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first seed, to repeat one")
+    parser.add_argument("--seconds", type=float, default=420, help="begin no new seed after so long (default 420)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=sorted(TARGETS), action="append")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="wb-flip-") as base:
         worlds = [build(Path(base) / f"yard-{number}") for number in range(options.workers)]
         targets = options.only or [name for name in TARGETS if name != "staging" or worlds[0].staged]
+        deadline = time.monotonic() + options.seconds
         seeds = range(options.first, options.first + options.seeds)
 
         def work(number: int) -> list[Result]:
-            return [attempt(worlds[number], seed, targets) for seed in seeds[number :: options.workers]]
+            mine = seeds[number :: options.workers]
+            return [attempt(worlds[number], seed, targets) for seed in mine if time.monotonic() < deadline]
 
         with ThreadPoolExecutor(options.workers) as pool:
             results = [result for part in pool.map(work, range(options.workers)) for result in part]

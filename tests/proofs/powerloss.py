@@ -106,6 +106,7 @@ def calls_of_a_push(yard: Yard, disk: mounts.PowerLossDisk, limit: int) -> list[
     command = [str(BIN / "registry"), *yard.push_arguments(source, "call")]
     found = kill.trace(command, disk.at, env=yard.env, cwd=yard.folder)
     points = [point for point in found if point.after]
+    random.Random(0).shuffle(points)  # so that a run that is cut short has looked everywhere
     return points if len(points) <= limit else [points[i * len(points) // limit] for i in range(limit)]
 
 
@@ -135,6 +136,7 @@ def main() -> int:
     parser.add_argument(
         "--points", type=int, default=40, help="system calls of a push to lose power after (default 40)"
     )
+    parser.add_argument("--seconds", type=float, default=180, help="lose no more power after so long (default 180)")
     options = parser.parse_args()
     reason = mounts.refused(loop=True)
     if reason:
@@ -154,7 +156,10 @@ def main() -> int:
         if kill.available() is None:
             points = calls_of_a_push(yard, disk, options.points)
             ways += [(f"at {p}", partial(at_call, yard, disk, turn, p)) for turn, p in enumerate(points)]
+        deadline = time.monotonic() + options.seconds
         for name, way in ways:
+            if time.monotonic() > deadline:
+                break
             try:
                 losses += way() is not False
                 yard.acknowledge_all()

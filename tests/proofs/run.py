@@ -31,12 +31,12 @@ class Proof(NamedTuple):
 
 
 PROOFS = (
-    Proof("crash", ("--points", "80"), ("--points", "8"), 840),
-    Proof("powerloss", (), ("--rounds", "1", "--points", "6"), 240),
-    Proof("amnesia", (), (), 180),
-    Proof("flip", ("--seeds", "200"), ("--seeds", "20"), 480),
+    Proof("amnesia", (), (), 120),
+    Proof("crash", ("--seconds", "560"), ("--points", "8"), 660),
+    Proof("flip", ("--seconds", "330"), ("--seeds", "20"), 420),
     Proof("fulldisk", (), (), 240),
-    Proof("s3_faults", ("--rounds", "500"), ("--rounds", "40"), 600),
+    Proof("merge", ("--kills", "50"), ("--kills", "6"), 300),
+    Proof("powerloss", ("--seconds", "120"), ("--rounds", "1", "--points", "6"), 200),
 )
 TOTAL = 35 * 60
 

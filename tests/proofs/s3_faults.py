@@ -8,12 +8,16 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from weighbridge_testlib import seaweed as servers
 from weighbridge_testlib.s3_rounds import Rounds
+
+EACH = 50
+"""Rounds on one registry; then the next one begins."""
 
 
 def main() -> int:
@@ -33,15 +37,25 @@ def main() -> int:
         patch.setenv("HOME", folder)
         (Path(folder) / "server").mkdir()
         with servers.running(Path(folder) / "server") as server:
-            found = Rounds(server, Path(folder), "faults", options.seed).run(options.rounds)
-    print(f"s3_faults: broken: {dict(sorted(found.broken.items()))}")
-    print(f"s3_faults: tried again after: {dict(sorted(found.errors.items()))}")
+            found = [
+                Rounds(server, Path(folder), f"faults-{turn}", options.seed + turn).run(
+                    min(EACH, options.rounds - done)
+                )
+                for turn, done in enumerate(range(0, options.rounds, EACH))
+            ]
+    broken, errors = Counter[str](), Counter[str]()
+    for one in found:
+        broken += one.broken
+        errors += one.errors
+    wrong, leaked = sum(one.wrong for one in found), sum(one.leaked for one in found)
+    print(f"s3_faults: broken: {dict(sorted(broken.items()))}")
+    print(f"s3_faults: tried again after: {dict(sorted(errors.items()))}")
     print(
-        f"s3_faults: {found.rounds} rounds, {found.versions} versions, {found.requests} requests, "
-        f"{sum(found.broken.values())} broken, {found.wrong} wrong, {found.leaked} uploads left after sweeping "
-        f"{found.swept}, {time.monotonic() - began:.0f} s"
+        f"s3_faults: {sum(one.rounds for one in found)} rounds, {sum(one.versions for one in found)} versions, "
+        f"{sum(one.requests for one in found)} requests, {sum(broken.values())} broken, {wrong} wrong, "
+        f"{leaked} uploads left after sweeping {sum(one.swept for one in found)}, {time.monotonic() - began:.0f} s"
     )
-    return 1 if found.wrong or found.leaked else 0
+    return 1 if wrong or leaked else 0
 
 
 if __name__ == "__main__":

@@ -41,6 +41,10 @@ def state(daemon: DaemonSettings, mountinfo: str | None = None) -> Iterator[Chec
         return
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        fix = "mount it with write permission, or set [daemon] state to another folder"
+        yield Check(FAIL, "state", f"state folder {folder} lies on a file system that is mounted read-only", fix)
+        return
     if mode & 0o077:
         yield Check(
             FAIL, "state-mode", f"state folder {folder} is open to others (mode {mode:04o})", f"chmod 700 {folder}"

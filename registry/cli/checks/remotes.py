@@ -20,6 +20,7 @@ from weighbridge.registry.cli.checks.folders import free_bytes, nearest
 from weighbridge.registry.cli.output import size, span
 from weighbridge.registry.errors import DeniedError, ExistsError, MissingError, WeighbridgeError
 from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.shell import load as attribute
 
 PROBES: Final = "_wb/probe/"
 """Where the probe objects of `doctor` lie for a moment; names never begin with `_`."""
@@ -37,6 +38,13 @@ def check(settings: Settings, remote: RemoteSettings, *, write: bool) -> Iterato
         yield _not_begun(name, remote, folder)
         return
     opened = context.connect(remote)
+    if opened.properties.commits:
+        try:
+            look = attribute("weighbridge.registry.cli.checks.hub:check")
+            yield from look(opened, remote, write=write, needed=needed)
+        finally:
+            opened.close()
+        return
     try:
         began = time.monotonic()
         try:
@@ -51,6 +59,9 @@ def check(settings: Settings, remote: RemoteSettings, *, write: bool) -> Iterato
         else:
             uuid = str(json.loads(marker).get("registry", "unknown"))
             yield Check(OK, name, f"{_title(remote)} answers ({taken:.0f} ms), registry {uuid}, {_names(opened)} names")
+        if remote.url.startswith("s3://"):
+            bucket = attribute("weighbridge.registry.cli.checks.s3:check")
+            yield from bucket(remote, write=write, needed=needed)
         if write:
             yield from _writing(opened, name, remote, needed=needed)
     finally:

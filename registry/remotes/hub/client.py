@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx2
 from huggingface_hub import HfApi, get_token, set_client_factory
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, logging
 
 from weighbridge import __version__
 from weighbridge.config.secrets import Secret, from_credential, from_environ
@@ -190,6 +190,7 @@ def install(patience: Patience) -> None:
     global _installed  # noqa: PLW0603 - the library keeps one client per process, and this is what it was given
     with _install:
         if _installed != patience:
+            logging.set_verbosity(logging.ERROR)  # it tells of every retry on stderr; what matters is raised
             set_client_factory(lambda: make_client(patience))
             _installed = patience
 

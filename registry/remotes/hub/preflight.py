@@ -143,14 +143,19 @@ class Preflight:
 
         Raises UnreachableError naming both hosts when the store behind xet cannot be reached from here.
         """
+        found = self.known_transport()
+        if found is None:
+            found = self._find_transport(repo)
+            self._keep("transport", found)
+        return found
+
+    def known_transport(self) -> Transport | None:
+        """Return the transport where nobody has to be asked."""
         if self._line.environ.get("HF_HUB_DISABLE_XET", "").upper() in _TRUE:
             return "lfs"
         if importlib.util.find_spec("hf_xet") is None:
             return "lfs"
         found: Transport | None = self._recall("transport")
-        if found is None:
-            found = self._find_transport(repo)
-            self._keep("transport", found)
         return found
 
     def _find_transport(self, repo: str) -> Transport:

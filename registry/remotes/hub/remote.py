@@ -27,9 +27,10 @@ from weighbridge.registry.remotes.hub.client import Line, Patience
 from weighbridge.registry.remotes.hub.keys import Place, place_of
 from weighbridge.registry.remotes.hub.preflight import Limits, Preflight
 from weighbridge.registry.remotes.hub.repositories import Repositories
+from weighbridge.registry.remotes.hub.sender import GROUP
 from weighbridge.registry.remotes.hub.tagging import follow
 from weighbridge.registry.remotes.hub.versions import Version, Versions
-from weighbridge.registry.remotes.hub.writer import ChildWriter
+from weighbridge.registry.remotes.hub.writer import ChildWriter, LocalWriter
 from weighbridge.registry.remotes.ledger import LEDGER_FILE, Ledger, encode, parse_ledger
 from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
 from weighbridge.registry.times import seconds, spelled
@@ -63,16 +64,21 @@ class HubRemote:
         environ: Mapping[str, str] | None = None,
         patience: Patience | None = None,
         limits: Limits | None = None,
+        inline: int = GROUP,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take the organisation; `private` says how repositories are made, those that are there keep what they are."""
+        """Take the organisation; `private` says how repositories are made, those that are there keep what they are.
+
+        `inline` is how many bytes may be sent by LFS without a child process.
+        """
         self.line = Line(endpoint, environ=environ, patience=patience, sleep=sleep)
         self.repositories = Repositories(self.line, owner)
         self.private = private
         self._owner = owner
+        self._inline = inline
         self._preflight = Preflight(self.line, limits or Limits())
         self._versions = Versions(self.line, self.repositories, self.ledger)
-        self._writers: dict[tuple[str, str], ChildWriter] = {}
+        self._writers: dict[tuple[str, str], ChildWriter | LocalWriter] = {}
         self._ledgers: dict[tuple[str, str], Ledger | None] = {}
         self._lock = threading.Lock()
         self._sleep = sleep
@@ -200,13 +206,13 @@ class HubRemote:
         return self.line.now()
 
     def stage(self, name: str, nonce: str) -> Path | None:
-        """Return a private folder on this machine: what goes to the Hub is always staged."""
-        del name
-        return stages.folder(cache_dir(self.line.environ), nonce)
+        """Return None: whoever publishes stages in a folder of its own."""
+        del name, nonce
+        return None
 
     def sweep(self, older_than: float) -> int:
-        """Remove stage folders in which nothing changed for so many seconds."""
-        return stages.sweep(cache_dir(self.line.environ), older_than)
+        """Remove what commands staged for the Hub and left behind, when nothing changed in it for so many seconds."""
+        return stages.sweep(cache_dir(self.line.environ) / "stage", older_than)
 
     def close(self) -> None:
         """End all uploads."""
@@ -263,15 +269,22 @@ class HubRemote:
         repo = self.repositories.id(name)
         return locks.held(cache_dir(self.line.environ) / "locks", f"{self.line.host} {repo}".casefold())
 
-    def writer(self, name: str, key: str) -> Writer:
-        """Return the writer kept under a key, or a new one; its child starts while we go on."""
+    def writer(self, name: str, key: str, size: int) -> Writer:
+        """Return the writer kept under a key, or a new one; a child process starts while we go on.
+
+        A little by LFS is sent from here: each of its requests has a time limit, and starting a child costs more.
+        """
         repo = self.repositories.id(name)
         with self._lock:
             found = self._writers.get((name, key))
             if found is None:
-                found = ChildWriter(self.line, repo, lambda: self._preflight.transport(repo))
+                if size <= self._inline and self._preflight.known_transport() == "lfs":
+                    found = LocalWriter(self.line, repo)
+                else:
+                    found = ChildWriter(self.line, repo, lambda: self._preflight.transport(repo))
                 self._writers[name, key] = found
-        found.begin()
+        if isinstance(found, ChildWriter):
+            found.begin()
         return found
 
     def edit(self, name: str, change: Change) -> str:
@@ -329,6 +342,14 @@ class HubRemote:
     def unbranch(self, name: str, branch: str) -> None:
         """Remove a branch."""
         self.repositories.unbranch(name, branch)
+
+    def may_write(self, name: str | None) -> str:
+        """Say what the token may do and how large files would travel. Raises DeniedError, UnreachableError."""
+        role = self._preflight.role()
+        repo = self.repositories.id(name) if name else ""
+        self._preflight.may_write(repo or self._owner, exists=bool(repo))
+        way = self._preflight.transport(repo) if repo else self._preflight.known_transport() or "xet or LFS"
+        return f"token role {role}, large files by {way}"
 
     def catalogue(self, known: Mapping[str, str]) -> Listing:
         """Return the names with their heads, and the ledgers that are news: one request, and one for each of those."""

@@ -5,7 +5,6 @@ what to do in JSON lines on its standard input and answers in JSON lines; when i
 comes that way too: neither the command line nor the environment shows it.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -14,120 +13,17 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import tqdm
 
 from weighbridge import __version__
 from weighbridge.registry import errors
-from weighbridge.registry.hashing import CHUNK
+from weighbridge.registry.remotes.commits import Change
 from weighbridge.registry.remotes.hub import client
 from weighbridge.registry.remotes.hub.errors import translate
-
-GROUP: Final = 64 << 20
-"""Bytes after which what was sent is confirmed, so that a kill costs no more than that."""
-
-INSIDE: Final = 16 << 20
-"""Bytes up to which a file may lie inside a commit instead of being an object of its own."""
+from weighbridge.registry.remotes.hub.sender import Sender
 
 _EVERY: Final = 0.2
-_THREADS: Final = 4
-
-
-class Sender:
-    """The operations of one repository, sent and committed."""
-
-    def __init__(self, order: dict[str, Any], say: Callable[[dict[str, Any]], None], alive: Callable[[], None]) -> None:
-        self._repo = order["repo"]
-        self._alive = alive
-        # By xet files are hashed while they are sent; LFS has to know the hash before.
-        self._hash_first = order["transport"] == "lfs"
-        constants.HF_HUB_DISABLE_XET = self._hash_first
-        self._say = say
-        self._api = HfApi(
-            endpoint=order["endpoint"],
-            token=order["token"] or False,
-            library_name="weighbridge",
-            library_version=__version__,
-        )
-        self._sent: dict[str, tuple[CommitOperationAdd, str]] = {}
-
-    def send(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Upload files, in groups; each is compared with its record before the next group begins."""
-        group: list[tuple[CommitOperationAdd, str]] = []
-        size = 0
-        for path, source, expected, sha256 in order["files"]:
-            found = os.stat(source).st_size  # noqa: PTH116 - text all the way
-            if found != expected:
-                raise _damaged(path, f"it has {found} bytes, its record says {expected}")
-            one = CommitOperationAdd(path_in_repo=path, path_or_fileobj=source)
-            if self._hash_first:
-                one.upload_info.sha256 = bytes.fromhex(self._hashed(path, source, sha256))
-            group.append((one, sha256))
-            size += expected
-            if size >= GROUP:
-                self._send_group(group, order["base"])
-                group, size = [], 0
-        if group:
-            self._send_group(group, order["base"])
-        return {}
-
-    def _hashed(self, path: str, source: str, expected: str) -> str:
-        """Return the sha256 of a file, reporting on the way: the library would hash it without a word."""
-        digest = hashlib.sha256()
-        with open(source, "rb", buffering=0) as stream:  # noqa: PTH123 - text all the way
-            while chunk := stream.read(CHUNK):
-                digest.update(chunk)
-                self._alive()
-        if digest.hexdigest() != expected:
-            raise _damaged(path, f"its sha256 is {digest.hexdigest()[:12]}")
-        return expected
-
-    def _send_group(self, group: list[tuple[CommitOperationAdd, str]], base: str) -> None:
-        self._api.preupload_lfs_files(
-            self._repo, [one for one, _ in group], num_threads=_THREADS, free_memory=False, revision="main"
-        )
-        for one, sha256 in group:
-            # The library hashed what it read while sending; what goes inside the commit is hashed here.
-            if one.upload_info.sha256.hex() != sha256:
-                raise _damaged(one.path_in_repo, f"its sha256 is {one.upload_info.sha256.hex()[:12]}")
-            self._sent[one.path_in_repo] = (one, base)
-        self._say({"sent": [one.path_in_repo for one, _ in group]})
-
-    def commit(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Make the one guarded commit."""
-        operations: list[Any] = [self._addition(path, order["parent"]) for path in order["files"]]
-        operations += [
-            CommitOperationAdd(path_in_repo=path, path_or_fileobj=bytes.fromhex(body))
-            for path, body in order["small"].items()
-        ]
-        operations += [CommitOperationDelete(path_in_repo=path, is_folder=False) for path in order["delete"]]
-        made = self._api.create_commit(
-            self._repo,
-            operations,
-            commit_message=order["title"],
-            commit_description=order["message"],
-            parent_commit=order["parent"],
-            revision=order["branch"],
-            num_threads=_THREADS,
-        )
-        return {"commit": made.oid}
-
-    def _addition(self, path: str, parent: str) -> CommitOperationAdd:
-        """Return the operation that adds a file.
-
-        The library leaves out what was the same when it was sent. On top of another commit that need not be so; for
-        files that may lie inside the commit it is asked again, stored objects are compared by us.
-        """
-        one, base = self._sent[path]
-        if base != parent and one.upload_info.size <= INSIDE:
-            one = CommitOperationAdd(path_in_repo=path, path_or_fileobj=one.path_or_fileobj)
-        return one
-
-
-def _damaged(path: str, why: str) -> errors.StageDamagedError:
-    return errors.StageDamagedError(
-        f"the staged copy of {path} is not what was hashed", why=why, fix="stage it again; look at the disk"
-    )
 
 
 class _Counter:
@@ -162,6 +58,19 @@ class _Counter:
         self._say({"moved": int(moved)})
 
 
+def carry_out(sender: Sender, order: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one order and return the answer."""
+    if order["do"] == "send":
+        sender.send(order["files"], order["base"])
+        return {}
+    small = {path: bytes.fromhex(body) for path, body in order["small"].items()}
+    change = Change(
+        parent=order["parent"], title=order["title"], message=order["message"], branch=order["branch"],
+        files=order["files"], small=small, delete=order["delete"],
+    )  # fmt: skip
+    return {"commit": sender.commit(change)}
+
+
 def main() -> None:
     """Carry out orders until there are no more."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -179,7 +88,15 @@ def main() -> None:
     client.install(patience._replace(answer=patience.commit))
     counter = _Counter(say)
     counter.attach()
-    sender = Sender(first, say, counter.moved)
+    xet = first["transport"] == "xet"
+    constants.HF_HUB_DISABLE_XET = not xet
+    api = HfApi(
+        endpoint=first["endpoint"],
+        token=first["token"] or False,
+        library_name="weighbridge",
+        library_version=__version__,
+    )
+    sender = Sender(first["repo"], api, xet=xet, alive=counter.moved, sent=lambda paths: say({"sent": paths}))
     waiting: list[dict[str, Any]] = []
     there = threading.Condition()
 
@@ -197,9 +114,8 @@ def main() -> None:
             while not waiting:
                 there.wait()
             order = waiting.pop(0)
-        act = {"send": sender.send, "commit": sender.commit}[order["do"]]
         try:
-            say({"done": act(order)})
+            say({"done": carry_out(sender, order)})
         except Exception as error:  # noqa: BLE001 - told to whoever started us
             found = error if isinstance(error, errors.WeighbridgeError) else None
             found = found or translate(error, order["what"], writes=order["do"] == "commit")

@@ -1,4 +1,4 @@
-"""Uploads and commits in a child process that is ended when no byte moves any more."""
+"""Uploads and commits: in a child process that is ended when no byte moves any more, or, for a little, from here."""
 
 import json
 import os
@@ -7,14 +7,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Final
+
+from huggingface_hub import constants
+from huggingface_hub.utils import disable_progress_bars
 
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.commits import Change, Sending
 from weighbridge.registry.remotes.hub.client import Line
+from weighbridge.registry.remotes.hub.sender import Sender
 from weighbridge.registry.remotes.protocol import Progress
 
 _MODULE: Final = "weighbridge.registry.remotes.hub.send"
@@ -24,6 +29,65 @@ _START: Final = 60.0
 _KINDS: Final = {kind.__name__: kind for kind in errors.kinds()}
 _HIDDEN: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE")
 """Variables that the child does without: the token comes through its input."""
+
+
+class LocalWriter:
+    """Writes to one repository from here, by LFS: every request has a time limit, so nothing can hang."""
+
+    def __init__(self, line: Line, repo: str) -> None:
+        self._line = line
+        self._repo = repo
+        self._sent: set[tuple[str, str]] = set()
+        self._sender = Sender(repo, line.api, xet=False, alive=lambda: None, sent=lambda _: None)
+
+    def send(self, files: Sequence[Sending], base: str, progress: Progress | None = None) -> None:
+        """Upload files. Raises StageDamagedError and what the Hub raises."""
+        wanted = [file for file in files if (file.path, file.sha256) not in self._sent]
+        if not wanted:
+            return
+        rows = [(file.path, file.source, file.size, file.sha256) for file in wanted]
+        with self._line.speaking(f"cannot upload to {self._repo}"), _quiet:
+            self._sender.send(rows, base)
+        self._sent |= {(file.path, file.sha256) for file in wanted}
+        if progress is not None:
+            progress(sum(file.size for file in wanted))
+
+    def commit(self, change: Change) -> str:
+        """Make a commit and return its id."""
+        with self._line.speaking(f"cannot commit to {self._repo}", writes=True), _quiet:
+            return self._sender.commit(change)
+
+    def close(self) -> None:
+        """Forget what was sent."""
+        self._sent.clear()
+
+
+class _Quiet:
+    """Keeps the library from xet and from its progress bars while any thread of ours works with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._before = False
+        self._bars: disable_progress_bars | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                self._before, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True
+                self._bars = disable_progress_bars()
+                self._bars.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0 and self._bars is not None:
+                constants.HF_HUB_DISABLE_XET = self._before
+                self._bars.__exit__(*error)
+
+
+_quiet: Final = _Quiet()
 
 
 class ChildWriter:

@@ -32,6 +32,8 @@ CONNECT_TIMEOUT: Final = 4.0
 READ_TIMEOUT: Final = 60.0
 """Seconds without a byte until an answer is lost."""
 CONNECTIONS: Final = 32
+DOUBTS: Final = 2
+"""Times that a strange refusal over plain http is asked for again."""
 ASK_FROM: Final = 1 << 20
 """Bytes of a body from which on the store may refuse a request before it is sent."""
 ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -138,6 +140,7 @@ class Connection:
         self._client: Any = None
         self._lock = threading.Lock()
         self._date: tuple[float, float] | None = None
+        self._proven = False
 
     def ask(
         self,
@@ -151,11 +154,11 @@ class Connection:
     ) -> Any:
         """Carry one request out and return the answer; `tries` repeats what was refused for now.
 
-        `write` marks what may not be repeated blindly; such a request is never tried twice here. An answer that lacks
-        what the caller `needs` was damaged on its way. Raises our errors.
+        `write` marks what may not be repeated blindly; such a request is never tried twice here when its answer was
+        lost. An answer that lacks what the caller `needs` was damaged on its way. Raises our errors.
         """
         parameters["Bucket"] = self.place.bucket
-        attempt = 1
+        attempt, doubts = 1, 0
         while True:
             self.pace.wait()
             self.counts[operation] += 1
@@ -169,14 +172,27 @@ class Connection:
                 found = translate(error, what, self.place.url, write=write)
                 if found.data.get("slow"):
                     self.pace.slow()
+                if doubts < DOUBTS and self._doubtful(found):
+                    doubts += 1
+                    continue
                 if attempt >= tries or write or not isinstance(found, errors.RetryableError):
                     raise found from error
                 time.sleep(min(2.0, self.patience * 2**attempt) * (0.5 + random.random() / 2))  # noqa: S311 - jitter
                 attempt += 1
             else:
+                self._proven = True
                 self._note(answer)
                 self.pace.well()
                 return answer
+
+    def _doubtful(self, found: errors.WeighbridgeError) -> bool:
+        """Tell whether a refusal may be due to a request that was damaged on its way.
+
+        Over TLS none can be. Over plain http a flipped bit makes a signature wrong or an action unknown; where requests
+        of ours were answered before, such a refusal is asked for again before it is believed. It was not carried out.
+        """
+        strange = isinstance(found, errors.DeniedError | errors.UsageError) or found.data.get("kind") == "refused"
+        return self._proven and strange and str(self.client().meta.endpoint_url).startswith("http:")
 
     def key(self, key: str) -> str:
         """Return where a key of the remote lies in the bucket."""
@@ -258,6 +274,8 @@ def _send_at_once(params: dict[str, Any], **_: Any) -> None:
 def _complete(answer: Any, needs: Sequence[str]) -> None:
     lacking = [field for field in needs if answer.get(field) is None]
     if lacking:
+        if answer.get("Body") is not None:
+            answer["Body"].close()
         raise ResponseStreamingError(error=f"the answer lacks {', '.join(lacking)}")
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.registry import errors
-from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.s3.client import ENDPOINT_VARIABLES, Connection
 from weighbridge.registry.remotes.s3.errors import CAUGHT, translate
 
@@ -421,19 +420,3 @@ class _Trial:
     def _give_up(self, key: str, upload: str) -> None:
         with suppress(errors.WeighbridgeError):
             self._ask("abort_multipart_upload", key, UploadId=upload)
-
-
-def describe(found: Capabilities, url: str) -> list[tuple[str, str]]:
-    """Return what was found as sentences, each with "ok", "note" or "bad"."""
-    yes = [
-        ("puts refuse a taken key", found.conditional_put),
-        ("so does the completion of large uploads", found.conditional_complete),
-        ("sha256 is verified", found.sha256),
-        ("also of parts", found.sha256_parts),
-        ("listings are in order", found.ordered),
-        ("bytes come back as written", found.read_back),
-    ]
-    told = [(("ok" if works else "bad"), text if works else f"NOT: {text}") for text, works in yes]
-    if found.trailers in {"refused", "damaged"}:
-        told.append(("note", f"checksum trailers of other tools over TLS are {found.trailers} at {shown(url)}"))
-    return told

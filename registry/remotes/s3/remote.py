@@ -37,7 +37,7 @@ from weighbridge.registry.remotes.s3.ranges import Budget, Reader
 
 SINGLE: Final = 16 << 20
 """Files up to this size are sent in one request."""
-MEMORY: Final = 96 << 20
+MEMORY: Final = 64 << 20
 """Bytes of files on their way out that lie in memory at once; half of it for files on their way in."""
 PARALLEL: Final = 8
 _TRIES: Final = 3

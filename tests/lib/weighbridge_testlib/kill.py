@@ -135,16 +135,17 @@ def kill(
             text=True,
             start_new_session=True,
         )
-        fired = _await_hold(process, log, timeout) if point.after else False
-        if fired:
-            if held is not None:
-                held()
-            _end(process.pid)
         try:
+            fired = _await_hold(process, log, timeout) if point.after else False
+            if fired:
+                if held is not None:
+                    held()
+                _end(process.pid)
             stdout, stderr = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
+        except BaseException:
             _end(process.pid)
-            stdout, stderr = process.communicate()
+            process.communicate()
+            raise
         if not point.after:
             fired = process.returncode == -signal.SIGKILL
         return Killed(fired, stdout, stderr, process.returncode)

@@ -13,15 +13,19 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-Kind = Literal["refuse", "busy", "cut-request", "flip-request", "lost", "stall", "cut", "flip"]
+Kind = Literal["refuse", "busy", "deny", "cut-request", "flip-request", "lost", "stall", "cut", "flip"]
 KINDS: tuple[Kind, ...] = ("refuse", "busy", "cut-request", "flip-request", "lost", "stall", "cut", "flip")
 BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+
+
+DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
 class Fault(NamedTuple):
     """What goes wrong, and at which byte (modulo what there is).
 
-    refuse: closed before anything is passed on. busy: answered with SlowDown. cut-request: the server gets a part.
+    refuse: closed before anything is passed on. busy: answered with SlowDown. deny: answered with AccessDenied.
+    cut-request: the server gets a part.
     flip-request, flip: one bit of request or answer is another. lost: done, and the connection is closed without an
     answer. stall: done, and no answer comes. cut: the answer breaks off.
     """
@@ -31,12 +35,18 @@ class Fault(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request: its number from 1 on, method, path with query, and the length of its body."""
+    """One request: its number from 1 on, method, path with query, the length of its body, and its first lines."""
 
     number: int
     method: str
     target: str
     size: int
+    head: bytes = b""
+
+    def header(self, name: str) -> str | None:
+        """Return the value of a header."""
+        found = Message(self.head, b"").header(name.encode())
+        return None if found is None else found.decode("latin-1")
 
 
 Plan = Callable[[Request], Fault | None]
@@ -118,7 +128,7 @@ class Proxy:
         """Pass one request on and its answer back; return whether the connection goes on."""
         asked = await self._read(reader, bodiless=False, answer=False, permit=writer)
         method, target, *_ = asked.first
-        request = Request(len(self.requests) + 1, method, target, len(asked.body))
+        request = Request(len(self.requests) + 1, method, target, len(asked.body), asked.head)
         self.requests.append(request)
         fault = self.plan(request)
         if fault is not None:
@@ -127,9 +137,10 @@ class Proxy:
         at = fault.at if fault else 0
         if kind == "refuse":
             return False
-        if kind == "busy":
-            head = f"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: {len(BUSY)}\r\n\r\n"
-            writer.write(head.encode() + (b"" if method == "HEAD" else BUSY))
+        if kind in {"busy", "deny"}:
+            status, body = ("503 Slow Down", BUSY) if kind == "busy" else ("403 Forbidden", DENIED)
+            head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + (b"" if method == "HEAD" else body))
             await writer.drain()
             return True
         answer = await self._forward(asked, method, kind, at)

@@ -47,7 +47,7 @@ def zero_folder(
     place = folder / tag
     place.mkdir(parents=True)
     (folder / "latest").write_text(tag)
-    flats = [_second if stage != 3 else _third for _ in range(1)][0](values, parts, world)
+    flats = (_third if stage == 3 else _second)(values, parts, world)
     for rank in range(world):
         state: dict[str, Any] = {"zero_stage": stage}
         if stage == 3:

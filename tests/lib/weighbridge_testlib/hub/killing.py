@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from weighbridge.registry.remotes.hub.sender import GROUP
+from weighbridge_testlib.hub.rig import TRANSPORTS
 from weighbridge_testlib.hub.server import TestHub
 
 _PROGRAM: Final = """
-import sys
+import os, sys
 from pathlib import Path
 from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge_testlib.hub.rig import publish
-remote = HubRemote("acme", sleep=lambda _: None)
+remote = HubRemote("acme", inline=int(os.environ["INLINE"]), sleep=lambda _: None)
 sizes = [int(word) for word in sys.argv[2:]]
 files = {f"w{n}.safetensors": bytes([65 + n]) * size for n, size in enumerate(sizes)} | {"adapter_config.json": b"{}"}
 print(publish(remote, Path(sys.argv[1]), files=files).n)
@@ -26,9 +28,11 @@ remote.close()
 class Killed:
     """One publication by a process that is killed at a request: `when` it is "before" or "after" it is carried out."""
 
-    def __init__(self, hub: TestHub, env: Mapping[str, str], folder: Path, sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self, hub: TestHub, env: Mapping[str, str], folder: Path, sizes: tuple[int, ...], *, way: str = "lfs"
+    ) -> None:
         self._hub = hub
-        self._env = dict(env)
+        self._env = dict(env) | TRANSPORTS[way] | {"INLINE": "0" if way == "child" else str(GROUP)}
         self._words = [str(folder), *map(str, sizes)]
 
     def run(self, *, at: int | None = None, when: str = "before", on: str = "") -> tuple[bool, str]:

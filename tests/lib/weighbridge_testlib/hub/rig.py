@@ -13,13 +13,15 @@ from weighbridge.registry.flow.publish import publish as flow_publish
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.preflight import Limits
 from weighbridge.registry.remotes.hub.remote import HubRemote
+from weighbridge.registry.remotes.hub.sender import GROUP
 from weighbridge.registry.types import Receipt
 from weighbridge_testlib.hub.server import TestHub
 from weighbridge_testlib.publishing import OWNER, candidate, rendered
 
 LFS: Final = {"HF_HUB_DISABLE_XET": "1"}
 XET: Final[dict[str, str]] = {}
-TRANSPORTS: Final = {"lfs": LFS, "xet": XET}
+TRANSPORTS: Final = {"lfs": LFS, "child": LFS, "xet": XET}
+"""Small LFS uploads are made in this process; `child` has them made by a child process as large ones are."""
 
 
 def environ(hub: TestHub, home: Path, *, token: str | None = "hf_ann", **more: str) -> dict[str, str]:
@@ -52,7 +54,16 @@ def remote(
 ) -> HubRemote:
     """Return the organisation acme of this Hub as a remote, as a user with a home of its own sees it."""
     env = environ(hub, home, token=token, **TRANSPORTS[way])
-    return HubRemote("acme", environ=env, private=private, patience=patience, limits=limits, sleep=lambda _: None)
+    inline = 0 if way == "child" else GROUP
+    return HubRemote(
+        "acme",
+        environ=env,
+        private=private,
+        patience=patience,
+        limits=limits,
+        inline=inline,
+        sleep=lambda _: None,
+    )
 
 
 def publish(remote: HubRemote, folder: Path, name: str = "medical-sft", **more: Any) -> Receipt:

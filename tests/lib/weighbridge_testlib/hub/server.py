@@ -311,7 +311,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         hub = self.server.hub
         url = urlsplit(self.path)
-        body = self._body()
+        try:
+            body = self._body()
+        except _Cut:
+            self._cut()
+            return
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ").strip() or None
         path = url.path
         host, agent = self.headers.get("Host", ""), self.headers.get("User-Agent", "")
@@ -384,7 +388,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.rfile.readline()
                 if size == 0:
                     return found
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise _Cut  # whoever sent it is gone
+        return body
 
     def _cut(self) -> None:
         """End the connection without a farewell."""

@@ -1,0 +1,176 @@
+"""`registry merge`: the answer before, the folder and the version after, and exit codes between."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weighbridge.registry.manifest import parse
+from weighbridge_testlib import builders, merging
+from weighbridge_testlib.desk import Desk, conforms
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """Return a desk with an adapter, whose licence is looser than its base's, and the base, as folders."""
+    desk = Desk(tmp_path, monkeypatch)
+    builders.lora_adapter(tmp_path / "adapter", readme=builders.card(license_id="mit"))
+    builders.llama_model(tmp_path / "base", readme=builders.card(None, "cc-by-nc-4.0"))
+    return desk
+
+
+def dry(desk: Desk, *more: str) -> Any:
+    """Return the answer of a dry run."""
+    return conforms(desk.registry("merge", "adapter", "--base", "base", "--dry-run", "--json", *more).json, "merge")
+
+
+def test_a_dry_run_answers_and_writes_nothing(desk: Desk) -> None:
+    """--dry-run prints outcome, facts, findings and the files there would be, and leaves no file."""
+    before = sorted(desk.folder.rglob("*"))
+    told = dry(desk)
+    assert (told["outcome"], told["artifact"], told["dry_run"]) == ("warn", "base+adapter", True)
+    assert told["facts"]["mergeable"] is True
+    assert {file["path"] for file in told["files"]} >= {"model.safetensors", "config.json", "tokenizer.json"}
+    assert [one["code"] for one in told["findings"]] == ["license-looser-than-base"]
+    after = [path for path in sorted(desk.folder.rglob("*")) if desk.cache not in {path, *path.parents}]
+    assert after == [path for path in before if desk.cache not in {path, *path.parents}]
+
+
+def test_exit_codes_are_those_of_inspect(desk: Desk) -> None:
+    """0 for what can be merged, 5 for what is refused, 8 for what is not finished, 2 and 3 for a wrong command."""
+    words = ("merge", "adapter", "--base", "base", "--dry-run")
+    assert desk.registry(*words).code == 0
+    (desk.folder / "base" / "model.safetensors.tmp").write_bytes(b"x")
+    raw = (desk.folder / "base" / "model.safetensors").read_bytes()
+    (desk.folder / "base" / "model.safetensors").write_bytes(raw[:-8])
+    assert desk.registry(*words).code == 8
+    (desk.folder / "base" / "model.safetensors.tmp").unlink()
+    assert desk.registry(*words).code == 5
+    assert desk.registry("merge", "adapter", "--base", "base", "--to", "out").code == 5
+    assert desk.registry("merge", "adapter", "--base", "base").code == 2
+    assert desk.registry("merge", "./nothing", "--base", "base", "--dry-run").code == 3
+    assert desk.registry("merge", "adapter", "--base", "./nothing", "--dry-run").code == 3
+    assert desk.registry("merge", "adapter", "--base", "base", "--dtype", "int8", "--dry-run").code == 2
+
+
+def test_a_dry_run_is_readable_on_a_screen(desk: Desk) -> None:
+    """Without --json the verdict, the figures and every finding with its cure are lines of text."""
+    said = desk.ok("merge", "adapter", "--base", "base", "--dry-run").out
+    assert said.startswith("warn: LORA adapter into LlamaForCausalLM\n")
+    assert "4 of 21 tensors change" in said
+    assert "license-looser-than-base" in said
+
+
+def test_a_merge_gives_a_folder_and_its_proof(desk: Desk) -> None:
+    """--to makes a folder whose files are listed with size and digest, with what was proven."""
+    said = desk.ok("merge", "adapter", "--base", "base", "--to", "out", "--dtype", "fp32", "--json")
+    told = conforms(said.json, "merge")
+    assert (told["path"], told["ref"], told["joined"]) == (str(desk.folder / "out"), None, False)
+    proof = told["facts"]["proof"]
+    assert (proof["passed"], proof["tensors_changed"], proof["tensors_cast"]) == (True, 4, 17)
+    assert told["facts"]["written_dtype"] == "F32"
+    listed = {file["path"] for file in told["files"]}
+    assert {path.name for path in (desk.folder / "out").iterdir()} == listed | {"merge.json"}
+    seen = conforms(desk.ok("inspect", "out", "--json").json, "inspect")
+    assert (seen["outcome"], seen["facts"]["config_dtype"]) == ("accept", "float32")
+    again = conforms(
+        desk.ok("merge", "adapter", "--base", "base", "--to", "out", "--dtype", "fp32", "--json").json, "merge"
+    )
+    assert again["joined"] is True
+
+
+def test_the_sum_is_right(desk: Desk) -> None:
+    """The merged layer is W + s·(B·A), and all others are the base's."""
+    desk.ok("merge", "adapter", "--base", "base", "--to", "out", "--dtype", "fp32")
+    base, ours = merging.numbers(desk.folder / "base"), merging.numbers(desk.folder / "out")
+    factors = merging.numbers(desk.folder / "adapter")
+    for name, values in base.items():
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        adapted = f"{stem}.lora_A.weight" in factors
+        added = 2.0 * factors[f"{stem}.lora_B.weight"] @ factors[f"{stem}.lora_A.weight"] if adapted else 0.0
+        assert abs(ours[name] - (values + added)).max() < 1e-6
+
+
+def test_the_record_names_no_place_of_this_machine(desk: Desk) -> None:
+    """merge.json holds formula, digests, facts and findings, and no path."""
+    desk.ok("merge", "adapter", "--base", "base", "--to", "out")
+    text = (desk.folder / "out" / "merge.json").read_text()
+    assert str(desk.folder) not in text
+    record = json.loads(text)
+    assert record["formula"].startswith("round(W + (B @ A) * s)")
+    assert record["facts"]["proof"]["bound_violations"] == 0
+
+
+def test_two_adapters_are_summed_before_the_one_rounding(desk: Desk) -> None:
+    """--and adds another adapter: the result is the rounded sum of both, not a rounding of a rounding."""
+    builders.lora_adapter(desk.folder / "second", seed=5, alpha=4)
+    desk.ok("merge", "adapter", "--and", "second", "--base", "base", "--to", "out")
+    base, ours = merging.numbers(desk.folder / "base"), merging.numbers(desk.folder / "out")
+    name = "model.layers.1.self_attn.v_proj.weight"
+    total = base[name]
+    for folder, scale in (("adapter", 2.0), ("second", 1.0)):
+        factors = merging.numbers(desk.folder / folder)
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        total = total + scale * factors[f"{stem}.lora_B.weight"] @ factors[f"{stem}.lora_A.weight"]
+    right = total.astype("f4").astype(merging.KINDS["BF16"]).astype("f8")
+    assert (ours[name] == right).mean() > 0.98
+
+
+def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
+    """A merged version has a name of its own, its parents with their digests, the base's licence, and its proof."""
+    pushed = desk.ok("push", "adapter", "--name", "sft", "--json").json
+    said = desk.ok("merge", "sft@v1", "--base", "base", "--json")
+    told = conforms(said.json, "merge")
+    assert told["ref"] == "sft-merged-bf16@v1"
+    stored = (desk.root / "models" / "sft-merged-bf16" / "v1" / "manifest.json").read_bytes()
+    facts = parse(stored).facts
+    assert facts.kind == "merged"
+    first = facts.lineage[0]
+    assert (first.relation, first.ref, first.content) == ("merged-from", "sft@v1", pushed["content"])
+    assert facts.lineage[1].ref == "example-org/tiny-base"
+    assert facts.lineage[1].content == facts.base.content
+    assert facts.license.id == "cc-by-nc-4.0"
+    codes = {one.code for one in facts.findings}
+    assert {"merge-proven", "license-looser-than-base"} <= codes
+    card = desk.ok("card", "sft-merged-bf16@v1").out
+    assert "license: cc-by-nc-4.0" in card
+    assert "A model with an adapter merged into its base" in card
+    assert "AutoModelForCausalLM.from_pretrained" in card
+    rows = desk.ok("ls", "--json").json["versions"]
+    assert {(row["name"], row["kind"]) for row in rows} == {("sft", "adapter"), ("sft-merged-bf16", "merged")}
+    assert desk.ok("verify", "sft-merged-bf16@v1").code == 0
+
+
+def test_the_same_merge_published_twice_is_one_version(desk: Desk) -> None:
+    """A second merge of the same parents joins the first; another precision has a name of its own."""
+    first = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--json").json
+    again = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--json").json
+    assert (first["ref"], again["ref"], again["joined"]) == ("sft-merged-bf16@v1", "sft-merged-bf16@v1", True)
+    other = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--dtype", "fp16", "--json").json
+    assert other["ref"] == "sft-merged-fp16@v1"
+    assert list((desk.cache / "merge").iterdir()) == []
+
+
+def test_a_base_can_be_a_version_or_lie_in_the_hub_cache(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base is found by name and number in the registry, and by its id in a Hub cache; elsewhere it is not found."""
+    desk.ok("push", "base", "--name", "tiny-base")
+    told = desk.ok("merge", "adapter", "--base", "tiny-base@v1", "--name", "one", "--json").json
+    stored = (desk.root / "models" / "one-merged-bf16" / "v1" / "manifest.json").read_bytes()
+    assert parse(stored).facts.lineage[1].ref == "tiny-base@v1"
+    assert told["facts"]["proof"]["passed"]
+    hub = desk.folder / "hub"
+    snapshot = hub / "models--example-org--tiny-base" / "snapshots" / ("a" * 40)
+    builders.llama_model(snapshot)
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    desk.ok("merge", "adapter", "--base", "example-org/tiny-base", "--to", "out")
+    assert desk.registry("merge", "adapter", "--base", "example-org/other", "--to", "more").code == 3
+
+
+def test_a_refused_merge_publishes_nothing(desk: Desk) -> None:
+    """What is refused leaves the registry as it was."""
+    builders.lora_adapter(desk.folder / "adapter", tensors=builders.lora_tensors(hidden=24))
+    said = desk.registry("merge", "adapter", "--base", "base", "--name", "sft", "--json")
+    assert said.code == 5
+    assert "[16, 16]" in said.error["why"]
+    assert not (desk.root / "models").exists()

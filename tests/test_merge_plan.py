@@ -1,0 +1,232 @@
+"""What a merge would do, from headers alone: which tensors change, where the bytes will lie, what goes beside them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weighbridge.adapters.merge import estimate
+from weighbridge.adapters.merge.names import Names, renamed
+from weighbridge.adapters.merge.preview import Look, look
+from weighbridge_testlib import builders, merging
+
+
+def pair(tmp_path: Path, *, adapter: dict[str, Any] | None = None, **model: Any) -> tuple[Path, Path]:
+    """Return a tiny adapter and its base."""
+    base = builders.llama_model(tmp_path / "base", **model)
+    return builders.lora_adapter(tmp_path / "adapter", **(adapter or {})), base
+
+
+def seen(tmp_path: Path, *, dtype: str | None = None, adapter: dict[str, Any] | None = None, **model: Any) -> Look:
+    """Return the look at a tiny adapter and its base."""
+    ours, base = pair(tmp_path, adapter=adapter, **model)
+    return look([ours], base, dtype=dtype)
+
+
+def codes(found: Look) -> dict[str, str]:
+    """Return the findings' codes with their severity."""
+    return {one.code: one.severity for one in found.findings}
+
+
+def test_the_facts_are_those_of_the_base_with_the_adapter_beside_it(tmp_path: Path) -> None:
+    """Counts are the base's, strength and targets the adapter's, and the tensors that change are named."""
+    found = seen(tmp_path, dtype=None)
+    assert found.outcome == "accept"
+    wanted = {
+        "tensor_count": 21,
+        "param_count": 5712,
+        "payload_bytes": 11424,
+        "adapter_tensors": 8,
+        "rank": 4,
+        "alpha": 8,
+        "scaling": 2.0,
+        "peft_type": "LORA",
+        "base_model": "example-org/tiny-base",
+        "matched_modules": 4,
+        "mergeable": True,
+        "changed_tensors": sorted(
+            f"model.layers.{layer}.self_attn.{name}.weight" for layer in (0, 1) for name in ("q_proj", "v_proj")
+        ),
+    }
+    assert {key: found.facts.get(key) for key in wanted} == wanted
+
+
+def test_headers_stay_verbatim_where_nothing_moves(tmp_path: Path) -> None:
+    """In the base's own precision every file keeps its header, its size and its place of every tensor."""
+    found = seen(tmp_path, shards=3)
+    for file in merging.plan_of(found).files:
+        stored = (tmp_path / "base" / file.path).read_bytes()
+        assert stored.startswith(file.header)
+        assert file.size == len(stored)
+
+
+def test_another_precision_gets_new_headers_and_a_new_index(tmp_path: Path) -> None:
+    """A result in fp32 has headers of its own, twice the payload, and an index that adds up to it."""
+    found = seen(tmp_path, shards=3, dtype="fp32")
+    plan = merging.plan_of(found)
+    assert {step.dtype for step in plan.steps} == {"F32"}
+    assert found.bundle is not None
+    index = json.loads(found.bundle.written["model.safetensors.index.json"])
+    assert index["metadata"]["total_size"] == 2 * 11424
+    assert json.loads(found.bundle.written["config.json"])["dtype"] == "float32"
+
+
+def test_tensors_kept_in_a_wider_precision_are_not_narrowed(tmp_path: Path) -> None:
+    """What the base keeps in fp32 on purpose stays fp32 when the rest is asked for in bf16."""
+    tensors = builders.llama_tensors(dtype="F16")
+    tensors["model.norm.weight"] = ("F32", (16,), 1.0)
+    base = builders.llama_model(tmp_path / "base", tensors=tensors, dtype="F16")
+    found = look([builders.lora_adapter(tmp_path / "adapter")], base, dtype="bf16")
+    by_name = {step.name: step.dtype for step in merging.plan_of(found).steps}
+    assert by_name.pop("model.norm.weight") == "F32"
+    assert set(by_name.values()) == {"BF16"}
+
+
+@pytest.mark.parametrize("part", ["lm_head", "embed_tokens"])
+def test_one_end_of_a_tied_pair_gets_a_tensor_of_its_own(tmp_path: Path, part: str) -> None:
+    """An adapter on embedding or head alone unties them, in weights, index and config, and says so."""
+    module = f"base_model.model.{'model.' if part == 'embed_tokens' else ''}{part}"
+    shapes = {
+        "lm_head": {"lora_A.weight": (4, 16), "lora_B.weight": (32, 4)},
+        "embed_tokens": {"lora_embedding_A": (4, 32), "lora_embedding_B": (16, 4)},
+    }[part]
+    tensors = {f"{module}.{k}": ("F32", v, builders.gauss(1, k, v[0] * v[1])) for k, v in shapes.items()}
+    found = seen(tmp_path, adapter={"tensors": tensors, "targets": [part]}, tied=True, shards=2)
+    assert codes(found)["merge-unties"] == "warn"
+    assert found.facts["must_untie"] is True
+    assert found.facts["tied"] is True
+    steps = {step.name: step for step in merging.plan_of(found).steps}
+    assert steps["lm_head.weight"].origin.name == "model.embed_tokens.weight"
+    assert steps["lm_head.weight"].touched is (part == "lm_head")
+    assert found.bundle is not None
+    assert json.loads(found.bundle.written["config.json"])["tie_word_embeddings"] is False
+    assert "lm_head.weight" in json.loads(found.bundle.written["model.safetensors.index.json"])["weight_map"]
+
+
+def test_a_change_that_the_precision_cannot_hold_is_told_with_its_share(tmp_path: Path) -> None:
+    """A delta far below the spacing of bf16 leaves most elements as they are: a warning with share, cosine and cure."""
+    tensors = {
+        name: (dtype, shape, 0.0001 if "lora_B" in name else data)
+        for name, (dtype, shape, data) in builders.lora_tensors().items()
+    }
+    found = seen(tmp_path, adapter={"tensors": tensors})
+    assert codes(found)["merge-update-lost"] == "warn"
+    assert found.facts["unchanged_share"] > 0.9
+    assert found.facts["update_cosine"] < 0.5
+    assert "--dtype fp32" in str(found.findings[0].fix)
+    finer = look([tmp_path / "adapter"], tmp_path / "base", dtype="fp32")
+    assert finer.outcome == "accept"
+    assert finer.facts["unchanged_share"] < 0.01
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+def test_the_share_is_the_same_without_numpy(tmp_path: Path, dtype: str) -> None:
+    """Plain Python counts the elements that stay like the arithmetic of the merge does."""
+    plan = merging.plan_of(seen(tmp_path, tensors=builders.llama_tensors(dtype=dtype)))
+    steps = [step for step in plan.steps if step.factors]
+    fast, slow = estimate._counted(plan, steps), estimate._sum([estimate._plain(step, plan) for step in steps])
+    assert fast[:2] == slow[:2]
+    assert fast[2:] == pytest.approx(slow[2:], rel=1e-3)
+
+
+def test_the_bundle_takes_the_tokenizer_as_one_set(tmp_path: Path) -> None:
+    """The adapter's tokenizer and template win as a whole; generation stops at its end token; both are told."""
+    ours, base = pair(tmp_path, adapter={"tokenizer": True})
+    (ours / "chat_template.jinja").write_text("{{ messages[-1].content }}<end>")
+    config = json.loads((ours / "tokenizer_config.json").read_text())
+    builders.write_json(ours / "tokenizer_config.json", {**config, "eos_token": "<pad>"})
+    (base / "vocab.txt").write_text("the base's alone")
+    found = look([ours], base)
+    assert {"merge-template-differs": "warn", "merge-eos-differs": "warn"}.items() <= codes(found).items()
+    assert found.bundle is not None
+    assert found.bundle.copies["tokenizer.json"] == str(ours / "tokenizer.json")
+    assert found.bundle.copies["chat_template.jinja"] == str(ours / "chat_template.jinja")
+    assert "vocab.txt" not in found.bundle.copies
+    assert json.loads(found.bundle.written["generation_config.json"])["eos_token_id"] == 3
+    assert json.loads(found.bundle.written["config.json"])["eos_token_id"] == 3
+
+
+def test_a_template_of_the_base_is_not_lost(tmp_path: Path) -> None:
+    """Where the adapter ships a tokenizer without a chat template, the base's template stays."""
+    ours, base = pair(tmp_path, adapter={"tokenizer": True})
+    (ours / "chat_template.jinja").unlink()
+    found = look([ours], base)
+    assert found.outcome == "accept"
+    assert found.bundle is not None
+    assert found.bundle.written["chat_template.jinja"] == (base / "chat_template.jinja").read_bytes()
+
+
+def test_nothing_of_adapter_or_other_forms_is_left_over(tmp_path: Path) -> None:
+    """Cards, pickles, other formats and adapter files stay behind; licence and configs come along."""
+    ours, base = pair(tmp_path, readme=builders.card(None))
+    for name in ("pytorch_model.bin", "consolidated.safetensors", "model.gguf", "trainer_state.json"):
+        (base / name).write_bytes(b"PK\x03\x04 not read")
+    (base / "LICENSE").write_text("a licence")
+    builders.write_json(base / "preprocessor_config.json", {"size": 8})
+    names = {file.path for file in look([ours], base).files}
+    assert names == {
+        "model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "chat_template.jinja", "LICENSE", "preprocessor_config.json",
+    }  # fmt: skip
+
+
+def test_the_stricter_licence_is_told(tmp_path: Path) -> None:
+    """A base that holds back more than the adapter's card claims gives a warning with both licences."""
+    ours, base = pair(
+        tmp_path, adapter={"readme": builders.card(license_id="mit")}, readme=builders.card(None, "cc-by-nc-4.0")
+    )
+    found = look([ours], base)
+    assert codes(found) == {"license-looser-than-base": "warn"}
+    assert (found.facts["adapter_license"], found.facts["base_license"]) == ("mit", "cc-by-nc-4.0")
+
+
+def test_a_run_folder_s_result_is_what_is_merged(tmp_path: Path) -> None:
+    """The adapter at the root of a run is meant, not its checkpoints."""
+    run = builders.run_root(tmp_path / "run", steps=(100,))
+    base = builders.llama_model(tmp_path / "base")
+    assert look([run], base).outcome == "accept"
+
+
+def test_several_adapters_are_summed(tmp_path: Path) -> None:
+    """Two adapters on one base give one plan in which their products meet on the same tensor."""
+    base = builders.llama_model(tmp_path / "base")
+    two = [builders.lora_adapter(tmp_path / f"adapter{seed}", seed=seed) for seed in (1, 2)]
+    found = look(two, base)
+    assert found.outcome == "accept"
+    assert found.facts["adapter_tensors"] == 16
+    touched = [step for step in merging.plan_of(found).steps if step.factors]
+    assert {len(step.factors) for step in touched} == {2}
+
+
+@pytest.mark.parametrize(
+    ("file", "module"),
+    [
+        ("model.layers.0.block_sparse_moe.experts.3.w1.weight", "model.layers.0.mlp.experts.3.gate_proj.weight"),
+        (
+            "language_model.model.layers.1.self_attn.q_proj.weight",
+            "model.language_model.layers.1.self_attn.q_proj.weight",
+        ),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("visual.blocks.0.attn.qkv.weight", "model.visual.blocks.0.attn.qkv.weight"),
+        ("model.layers.4.mlp.up_proj.weight", "model.language_model.layers.4.mlp.up_proj.weight"),
+        ("embed_out.weight", "lm_head.weight"),
+        ("h.0.attn.c_attn.weight", "transformer.h.0.attn.c_attn.weight"),
+        ("vit.encoder.layer.0.attention.attention.query.weight", "vit.layers.0.attention.q_proj.weight"),
+        ("vit.encoder.layer.1.output.dense.weight", "vit.layers.1.mlp.fc2.weight"),
+        ("encoder.layer.0.attention.self.query.weight", "bert.encoder.layer.0.attention.self.query.weight"),
+    ],
+)
+def test_a_tensor_is_found_under_every_name_loaders_know_it_by(file: str, module: str) -> None:
+    """File and module names of the library's versions meet, in both directions; what is not there is not guessed."""
+    assert Names([file, "model.norm.weight"]).find(module).name == file
+    assert Names([module, "model.norm.weight"]).find(file).name == module
+    assert renamed(renamed(file)) == renamed(file)
+    assert Names([file]).find(module.replace("weight", "bias")).name is None
+
+
+def test_two_tensors_under_one_name_are_not_guessed_between() -> None:
+    """A name that fits two tensors gives both, and neither is taken."""
+    found = Names(["model.layers.0.w.weight", "transformer.layers.0.w.weight"]).find("layers.0.w.weight")
+    assert found.name is None
+    assert len(found.several) == 2

@@ -1,0 +1,71 @@
+"""What is done now and then: old versions are read again, leftovers go, and nothing that is still needed."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weighbridge.daemon import upkeep
+from weighbridge.daemon.upkeep import Upkeep
+from weighbridge.registry import layout
+from weighbridge.registry.flow.withdraw import withdraw
+from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.builders import lora_adapter, run_root
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """Give a bench that publishes everything."""
+    found = Bench(tmp_path, publish=("all",))
+    yield found
+    found.catalog.close()
+
+
+def keeper(bench: Bench) -> Upkeep:
+    """Return the upkeep of a bench."""
+    return Upkeep(bench.store, bench.homes, frozenset({"team"}), bench.state, "host")
+
+
+def looked_at(bench: Bench) -> dict[int, list[str]]:
+    """Return what the looks found, by number."""
+    return {
+        row["n"]: [f for f in row["findings"].split('"') if f.endswith("damaged")]
+        for row in bench.store.verifications()
+    }
+
+
+def test_every_version_is_read_again_whatever_became_of_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was withdrawn or lost does not keep the others from their turn; what was lost is told."""
+    monkeypatch.setattr(upkeep, "VERIFY_AGAIN_AFTER", 0.0)
+    run_root(bench.runs / "team/run", steps=(1, 2, 3), result=False)
+    bench.settle()
+    bench.work()
+    home = bench.homes.get("team")
+    withdraw(home.remote, home.registry, "team-run", 1, who="lw", why=None)
+    home.remote.delete(layout.manifest("team-run", 2))
+    for _ in range(3):
+        keeper(bench).verify()
+    assert looked_at(bench) == {1: [], 2: ["manifest-damaged"], 3: []}
+
+
+def test_a_stage_that_a_job_waits_with_is_never_swept(bench: Bench) -> None:
+    """However long the remote was away: the bytes of a waiting job stay, those of nobody go."""
+    folder = lora_adapter(bench.runs / "team/run/checkpoint-1")
+    (job,) = bench.settle()
+    sealed = bench.runner.run(job, upto="sealed")
+    assert sealed is not None
+    stage = bench.place / "remote/models/team-run/_wb/stage"
+    (ours,) = stage.iterdir()
+    (stage / "of-somebody-dead").mkdir()
+    long_ago = time.time() - 30 * 86_400
+    for path in (*stage.rglob("*"), ours):
+        os.utime(path, (long_ago, long_ago))
+    keeper(bench).sweep()
+    assert [path.name for path in stage.iterdir()] == [ours.name]
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    bench.work()
+    assert list(bench.versions()) == ["team-run@v1"]
