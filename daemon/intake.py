@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from weighbridge.adapters import history, layout, sidecar
+from weighbridge.adapters import history, layout, run_identity, sidecar
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.config.settings import DaemonSettings, RemoteSettings, WatchRule
-from weighbridge.daemon import policy, runs
+from weighbridge.daemon import policy
 from weighbridge.daemon.drift import recheck
 from weighbridge.daemon.homes import Home, Homes
 from weighbridge.daemon.jobstore import Job, JobStore
@@ -50,7 +50,7 @@ class Judged(NamedTuple):
 
     job: Job
     artifact: Artifact
-    run: runs.Run
+    run: run_identity.Run
     note: sidecar.Sidecar
 
 
@@ -141,7 +141,7 @@ class Intake:
     def judge(self, job: Job, rule: WatchRule) -> Judged | Unfit:
         """Find out what a folder holds and write down what the policy needs to know of it."""
         self._unchanged(job)
-        run = runs.find(job.root, job.path)
+        run = run_identity.find(job.root, job.path)
         self._stamps[run.path] = _stamp(run.path)
         note = sidecar.read(Path(run.path))
         if note.publish is False:
@@ -226,9 +226,11 @@ class Intake:
         """Move the tag `best` where the rule of a job names a metric and this version is the best."""
         rule = self.rule(job)
         if rule is not None and tag_best(home, job, rule, name=name, n=n, host=self._host):
-            self._store.event("tagged", name=name, n=n, detail=f"best: {rule.best} {job.metric:g}")
+            self._store.event("tagged", name=name, n=n, detail=f"best: {rule.best or 'the trainer'}")
 
-    def _noted(self, job: Job, run: runs.Run, rule: WatchRule, artifact: Artifact, note: sidecar.Sidecar) -> Job:
+    def _noted(
+        self, job: Job, run: run_identity.Run, rule: WatchRule, artifact: Artifact, note: sidecar.Sidecar
+    ) -> Job:
         """Write down what the policy and people need to know of an artifact."""
         folder = Path(job.path)
         state = history.read(folder)
@@ -239,7 +241,9 @@ class Intake:
             raise _refused(job, [findings.finding("name-invalid", job.path, words, "choose another name")])
         kind = artifact.kind or ""
         wanted = policy.named(name, kind, lambda known: self._kind_of(rule.home, known))
-        own = note.id or self._store.run(run.path, runs.key(run.path), lambda: runs.identity(run.path, self._mountinfo))
+        own = note.id or self._store.run(
+            run.path, run_identity.key(run.path), lambda: run_identity.identity(run.path, self._mountinfo)
+        )
         fresh = self._store.advance(
             job,
             run_path=run.path,
@@ -272,7 +276,7 @@ class Intake:
     def _admit(self, judged: Judged, rule: WatchRule) -> Admission:
         job, artifact, run, note = judged
         facts = types.RunFacts(project=run.project, name=run.name, id=job.run_id or "")
-        began = runs.began_at(job.run_id or "")
+        began = run_identity.began_at(job.run_id or "")
         return admit(
             artifact,
             name=job.name or "",

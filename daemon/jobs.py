@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from weighbridge.daemon import runs
+from weighbridge.adapters import run_identity
 from weighbridge.daemon.homes import Home, Homes
 from weighbridge.daemon.intake import Intake, Unfit
 from weighbridge.daemon.jobstore import ACTIVE, FRESH, Job, JobStore
@@ -150,14 +150,7 @@ class Runner:
         name, manifest = job.name or "", _sealed(job)
         known = home.known.setdefault(name, {})
         share = self._intake.shares(job)
-        try:
-            claimed = claim(home.remote, home.registry, name, manifest, self._owner, share=share, known=known)
-        except errors.NameTakenError as error:
-            theirs = error.data.get("run")
-            if theirs is None or not runs.same_place(str(theirs), job.run_id or ""):
-                raise
-            # The same place made anew is the same owner of the name, though it is another run for `latest`.
-            claimed = claim(home.remote, home.registry, name, manifest, self._owner, share=True, known=known)
+        claimed = claim(home.remote, home.registry, name, manifest, self._owner, share=share, known=known)
         self._adopt(job, claimed)
         done = {"n": claimed.claim.n, "claim": msgspec.json.encode(claimed).decode()}
         if not claimed.committed:
@@ -168,7 +161,7 @@ class Runner:
         """Take over the identity under which these bytes were published before: our memory may be younger."""
         theirs = manifest_of(claimed).facts.provenance.run.id
         mine = job.run_id or ""
-        if claimed.joined and job.run_path and theirs != mine and runs.same_place(theirs, mine):
+        if claimed.joined and job.run_path and theirs != mine and run_identity.same_place(theirs, mine):
             self._store.adopt_run(job.run_path, theirs)
 
     def _announce_claim(self, job: Job) -> Job | None:

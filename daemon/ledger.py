@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from weighbridge.adapters import run_identity
 from weighbridge.config.settings import WatchRule
-from weighbridge.daemon import runs, state
+from weighbridge.daemon import state
 from weighbridge.daemon.folders import Known, Settlement
 from weighbridge.daemon.jobstore import JobStore
 from weighbridge.registry import findings
@@ -30,7 +31,7 @@ class StoreLedger:
     def settled(self, settlement: Settlement) -> None:
         """Take over a finished folder."""
         root = _root(settlement.rule)
-        self._store.settled(root, settlement, runs.find(root, settlement.path).path)
+        self._store.settled(root, settlement, run_identity.find(root, settlement.path).path)
         self._wake()
 
     def overdue(self, rule: WatchRule, path: str, reason: str, waited: float) -> None:
@@ -61,7 +62,7 @@ class StoreLedger:
         """Set aside what stood under a root when it was seen for the first time."""
         state.write_baseline(self._folder, _root(rule), standing)
         root = _root(rule)
-        self._store.baseline(root, standing, lambda path: runs.find(root, path).path)
+        self._store.baseline(root, standing, lambda path: run_identity.find(root, path).path)
 
 
 def _root(rule: WatchRule) -> str:

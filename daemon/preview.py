@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from weighbridge.adapters import structure
+from weighbridge.adapters import run_identity, structure
 from weighbridge.config import mounts
 from weighbridge.config.settings import Settings, WatchRule
-from weighbridge.daemon import policy, runs, state
+from weighbridge.daemon import policy, state
 from weighbridge.daemon.folders import Known, Settlement
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.intake import Intake, Judged
@@ -42,7 +42,7 @@ def preview(settings: Settings, environ: Mapping[str, str], *, backfill: bool) -
                 if listing is None or (path, listing.fingerprint) in memory.done:
                     continue
                 here = Known(listing.fingerprint, listing.shape)
-                run = runs.find(root, path).path
+                run = run_identity.find(root, path).path
                 store.settled(root, Settlement(rules[root], path, here, listing.size, marked=False), run)
         rows = _rows(store, intake, rules, lambda path, root: not backfill and memory.is_old(path, root, rules[root]))
         return sorted(rows, key=lambda row: (row["path"], row["kind"] or ""))

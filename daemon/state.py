@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from weighbridge.adapters import run_identity
 from weighbridge.config import mounts
-from weighbridge.daemon import runs
 from weighbridge.daemon.folders import Known
 from weighbridge.daemon.intake import STAGING
 from weighbridge.daemon.jobstore import JobStore
@@ -119,7 +119,7 @@ def open_database(state: Path) -> Opened:
 
 
 def _run_path(root: str, path: str) -> str:
-    return runs.find(root, path).path
+    return run_identity.find(root, path).path
 
 
 def _open(path: Path) -> tuple[Catalog, JobStore]:

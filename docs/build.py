@@ -1,7 +1,7 @@
 """Print the parts of the manual that come from the code: `python docs/build.py`, or `--check` to find what is stale.
 
-Findings, errors and commands are tables over the classes and functions themselves; the schemas of what is on disk come from
-the frozen values that are written there.
+Findings, errors and commands are tables over the classes and functions themselves; the schemas of what is on disk come
+from the frozen values that are written there.
 """
 
 import argparse
@@ -26,15 +26,20 @@ def finding_page() -> str:
     """Return docs/findings.md."""
     lines = [
         "# Findings\n",
-        NOTE + "Severity: *block* refuses the artifact, *warn* is shown wherever the version is, *note* is recorded. *wait* means the",
-        "folder is not finished. `registry allow` can allow a blocking finding, except those about integrity.\n",
+        NOTE + "Severity: *block* refuses the artifact, *warn* is shown wherever the version is, *note* is recorded.",
+        "*wait* means the folder is not finished. `registry allow` can allow a blocking finding, except those about",
+        "integrity.\n",
         "| code | severity | wait | integrity | meaning |\n|---|---|---|---|---|",
     ]
     lines += [
-        f"| `{name}` | {code.severity} | {'yes' if code.waits else ''} | {'yes' if code.integrity else ''} | {code.meaning} |"
+        f"| `{name}` | {code.severity} | {_yes(code.waits)} | {_yes(code.integrity)} | {code.meaning} |"
         for name, code in sorted(findings.CODES.items())
     ]
     return "\n".join(lines) + "\n"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else ""
 
 
 def error_page() -> str:

@@ -118,7 +118,9 @@ def test_the_same_bytes_keep_their_number(desk: Desk) -> None:
     said = desk.ok("push", lora_adapter(desk.folder / "two", seed=1), "--name", "twice")
     assert said.out == "twice@v1\n"
     assert "there already" in said.err
-    assert desk.ok("push", lora_adapter(desk.folder / "three", seed=2), "--name", "twice").out == "twice@v2\n"
+    assert (
+        desk.ok("push", lora_adapter(desk.folder / "three", seed=2), "--name", "twice", "--share").out == "twice@v2\n"
+    )
 
 
 def test_push_json_is_the_documented_contract(desk: Desk) -> None:
@@ -201,3 +203,15 @@ def test_a_failed_push_leaves_no_copy_behind(desk: Desk) -> None:
     """After an error nothing waits in the remote's stage."""
     desk.registry("push", llama_model(desk.folder / "full"), "--name", "medical-sft")
     assert not [path for path in desk.root.rglob("_wb/stage/*") if path.is_dir()]
+
+
+def test_a_second_run_needs_a_word_to_share_a_name(desk: Desk) -> None:
+    """Checkpoints of one run share a name; another run is refused under it until a person says --share."""
+    for step in (10, 20):
+        trainer_checkpoint(desk.folder / "runs" / "one" / f"checkpoint-{step}", step=step, seed=step)
+        desk.ok("push", f"runs/one/checkpoint-{step}", "--name", "sft")
+    trainer_checkpoint(desk.folder / "runs" / "two" / "checkpoint-10", step=10, seed=3)
+    refused = desk.registry("push", "runs/two/checkpoint-10", "--name", "sft")
+    assert refused.code == 7
+    assert "--share" in refused.err
+    assert desk.ok("push", "runs/two/checkpoint-10", "--name", "sft", "--share").out == "sft@v3\n"

@@ -1,4 +1,4 @@
-"""What goes wrong between a cluster and the Hub, one test for each public failure, numbered as in docs/hub.md.
+"""What goes wrong between a cluster and the Hub, one test for each public failure, numbered as in docs/remotes-hub.md.
 
 The symptom on the plain client where it is cheap to show, and what ours does instead.
 """

@@ -1,5 +1,6 @@
 """What becomes a version and under which name: runs, kinds, the rule's choice and the sidecar."""
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -146,3 +147,20 @@ def test_a_checkpoint_whose_mark_never_came_is_published_after_its_rest(bench: B
     bench.work()
     (job,) = bench.store.jobs("state = 'done'")
     assert job.step == 7
+
+
+def test_without_a_metric_the_trainers_own_best_gets_the_tag(tmp_path: Path) -> None:
+    """`best` follows trainer_state.json: of two checkpoints the trainer called best the later step counts."""
+    bench = Bench(tmp_path, publish=("all",))
+    for step, best in ((300, 200), (200, 200), (100, 100)):
+        folder = trainer_checkpoint(bench.runs / f"team/run/checkpoint-{step}", step=step, seed=step)
+        state = json.loads((folder / "trainer_state.json").read_text())
+        state |= {"best_metric": 1.0 / best, "best_global_step": best}
+        state["best_model_checkpoint"] = f"/elsewhere/run/checkpoint-{best}"
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+        bench.settle()
+        bench.work()
+    best_tag = tags.current(open_directory(str(tmp_path / "remote")), "team-run", "best")
+    assert best_tag is not None
+    assert best_tag.to == next(job.n for job in bench.store.jobs("step = 200"))
+    bench.catalog.close()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weighbridge.adapters import run_identity
 from weighbridge.config.settings import GB, WatchRule
-from weighbridge.daemon import runs
 from weighbridge.daemon.policy import Item, Later, Publish, Skip, decide, fill, named
 from weighbridge.registry.refs import NAME_MAX, SUFFIX_ROOM, name_fault
 
@@ -153,7 +153,7 @@ def test_a_second_kind_gets_a_suffix() -> None:
 )
 def test_a_folder_belongs_to_its_run(path: str, above: bool, run: str, project: str) -> None:
     """Numbered and conventional folders belong to the folder above; the project is the first one under the root."""
-    found = runs.run_of("/runs", path, above_is_artifact=above)
+    found = run_identity.run_of("/runs", path, above_is_artifact=above)
     assert (found.path, found.project) == (run, project)
 
 
@@ -162,14 +162,14 @@ def test_a_run_made_anew_keeps_its_place_and_gets_another_start(tmp_path: Path) 
     run = tmp_path / "run"
     (run / "checkpoint-1").mkdir(parents=True)
     os.utime(run / "checkpoint-1", (1_700_000_000, 1_700_000_000))
-    first = runs.identity(str(run), "")
+    first = run_identity.identity(str(run), "")
     shutil.rmtree(run)
     (run / "checkpoint-1").mkdir(parents=True)
-    second = runs.identity(str(run), "")
+    second = run_identity.identity(str(run), "")
     assert first != second
-    assert runs.same_place(first, second)
-    assert not runs.same_place(first, runs.identity(str(tmp_path), ""))
-    assert runs.began_at(first) == 1_700_000_000
+    assert run_identity.same_place(first, second)
+    assert not run_identity.same_place(first, run_identity.identity(str(tmp_path), ""))
+    assert run_identity.began_at(first) == 1_700_000_000
 
 
 @pytest.mark.parametrize("mtime", [0, 4102444800])
@@ -177,7 +177,7 @@ def test_file_times_that_cannot_be_are_no_beginning(tmp_path: Path, mtime: int) 
     """A run with files of 1970 or of the future began now."""
     (tmp_path / "checkpoint-1").mkdir()
     os.utime(tmp_path / "checkpoint-1", (mtime, mtime))
-    began = runs.began_at(runs.identity(str(tmp_path), ""))
+    began = run_identity.began_at(run_identity.identity(str(tmp_path), ""))
     assert began is not None
     assert 1_700_000_000 < began < 4102444800
 
@@ -185,15 +185,15 @@ def test_file_times_that_cannot_be_are_no_beginning(tmp_path: Path, mtime: int) 
 def test_hosts_that_share_a_file_system_agree_on_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a network file system the place is the server's, on a local disk the machine's."""
     table = f"36 25 0:32 / {tmp_path} rw - nfs4 server:/export rw\n"
-    shared = runs.place(f"{tmp_path}/run", table)
-    local = runs.place(f"{tmp_path}/run", "")
-    monkeypatch.setattr(runs, "machine", lambda: "another")
-    assert runs.place(f"{tmp_path}/run", table) == shared
-    assert runs.place(f"{tmp_path}/run", "") != local
+    shared = run_identity.place(f"{tmp_path}/run", table)
+    local = run_identity.place(f"{tmp_path}/run", "")
+    monkeypatch.setattr(run_identity, "machine", lambda: "another")
+    assert run_identity.place(f"{tmp_path}/run", table) == shared
+    assert run_identity.place(f"{tmp_path}/run", "") != local
 
 
 def test_identities_that_people_choose_must_be_equal() -> None:
     """A sidecar's id is compared as it is."""
-    assert runs.same_place("sft-0412", "sft-0412")
-    assert not runs.same_place("sft-0412", "sft-0413")
-    assert runs.began_at("sft-0412") is None
+    assert run_identity.same_place("sft-0412", "sft-0412")
+    assert not run_identity.same_place("sft-0412", "sft-0413")
+    assert run_identity.began_at("sft-0412") is None

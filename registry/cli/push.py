@@ -11,10 +11,11 @@ from typing import Any, Final
 import click
 import msgspec
 
-from weighbridge.adapters import layout, sidecar
+from weighbridge.adapters import layout, run_identity, sidecar
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Allowed, Policy
+from weighbridge.config import mounts
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.output import Output, short, size
@@ -39,6 +40,7 @@ _AT_REST: Final = frozenset({"end-mark-missing"})
     "--kind", type=click.Choice(["adapter", "model", "quantized"]), help="Which one, where PATH holds several."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be published, and what left out and why.")
+@click.option("--share", is_flag=True, help="Publish under a name that another run began.")
 @click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
 @click.option("--adopt", is_flag=True, help="Hub: take over a repository that holds files of somebody else.")
 @click.option("--allow", "codes", multiple=True, metavar="CODE", help="Publish in spite of this finding; repeatable.")
@@ -52,6 +54,7 @@ def push(
     name: str | None,
     kind: str | None,
     dry_run: bool,
+    share: bool,
     again: bool,
     adopt: bool,
     codes: tuple[str, ...],
@@ -99,6 +102,7 @@ def push(
                     candidate,
                     owner,
                     people=admission.people,
+                    share=share,
                     again=again,
                     adopt=adopt,
                     progress=follower.total,
@@ -141,7 +145,9 @@ def _judge(
         allowed=allowed,
     )
     run = RunFacts(
-        project=utf8(run_root.parent.name) or "-", name=utf8(run_root.name), id=note.id or _identity(run_root)
+        project=utf8(run_root.parent.name) or "-",
+        name=utf8(run_root.name),
+        id=note.id or run_identity.identity(str(run_root), mounts.read_table(os.environ)),
     )
     admission = admit(
         artifact, name=wanted, run=run, policy=policy, sidecar=note, run_root=run_root, host=socket.gethostname()
@@ -173,14 +179,6 @@ def _writer() -> Owner:
     """Return who claims: this user of this machine, by a digest, because a claim may lie where no user name belongs."""
     digest = hashlib.sha256(f"weighbridge-push-v1\0{fresh.whoami()}".encode()).hexdigest()
     return Owner(host=socket.gethostname(), daemon=f"push-{digest[:32]}")
-
-
-def _identity(run_root: Path) -> str:
-    """Return what tells this run from others: where it lies, on which machine."""
-    return (
-        "push-"
-        + hashlib.sha256(f"{socket.gethostname()}\0{run_root}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    )
 
 
 def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> None:

@@ -8,8 +8,9 @@ import secrets
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
+from weighbridge.adapters import run_identity
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import claims, commit_publish, once
+from weighbridge.registry.flow import claims, commit_claim, once
 from weighbridge.registry.flow.claims import Claimed, Known
 from weighbridge.registry.flow.decide import void
 from weighbridge.registry.flow.decision import is_void
@@ -49,7 +50,7 @@ def claim(
     check_name(name)
     repositories = commits.of(remote)
     if repositories is not None:
-        return commit_publish.claim(
+        return commit_claim.claim(
             repositories, registry, name, manifest, owner,
             derivation=derivation, again=again, share=share, adopt=adopt,
         )  # fmt: skip
@@ -228,10 +229,10 @@ def _refuse_stranger(remote: Remote, name: str, first: Known, manifest: Manifest
             kind=began.kind,
         )
     ours, theirs = manifest.facts.provenance.run, began.facts.provenance.run
-    if not share and ours.id != theirs.id:
+    if not share and not run_identity.same_place(ours.id, theirs.id):
         raise errors.NameTakenError(
             f"{name} belongs to the run {shown(theirs.project)}/{shown(theirs.name)}",
             why=f"{shown(ours.project)}/{shown(ours.name)} is another run",
-            fix="give this run another name, or set share = true in its watch rule",
+            fix="give this run another name, or share this one: share = true in the watch rule, push --share",
             run=theirs.id,
         )

@@ -7,7 +7,6 @@ Nothing is forced, and no commit is made twice.
 """
 
 import random
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +14,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from weighbridge.registry import card, errors, layout, types
+from weighbridge.registry import card, errors, types
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.claims import Claimed, decode, manifest_of
-from weighbridge.registry.flow.marker import check_writer
+from weighbridge.registry.flow.claims import Claimed, manifest_of
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest, canonical
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import ledger as ledgers
 from weighbridge.registry.remotes.commits import Change, CommitRemote, Held, Sending, Standing, Writer
-from weighbridge.registry.remotes.ledger import ATTRIBUTES, LEDGER_FILE, OURS, VERSION_FILE, Ledger, Told
+from weighbridge.registry.remotes.ledger import ATTRIBUTES, LEDGER_FILE, OURS, VERSION_FILE, Ledger
 from weighbridge.registry.remotes.protocol import Progress, Verified
-from weighbridge.registry.times import spelled
 
 COMMITS_MAX: Final = 60
 """Commits tried while others commit too."""
@@ -47,144 +44,6 @@ _PLAIN: Final = frozenset({ATTRIBUTES, "README.md", "LICENSE", "LICENSE.md", "LI
 _PROOFS: Final = frozenset({"sha256-server", "sha256-read"})
 
 Pause = Callable[[float], None]
-
-
-# --------------------------------------------------------------------------------------------------------------- claim
-
-
-def claim(
-    remote: CommitRemote,
-    registry: types.Registry,
-    name: str,
-    manifest: Manifest,
-    owner: types.Owner,
-    *,
-    derivation: str | None = None,
-    again: bool = False,
-    share: bool = True,
-    adopt: bool = False,
-) -> Claimed:
-    """Return the claim of a content: that of the version that has it, or one that is to be committed with it.
-
-    `adopt` takes over a repository that holds files of somebody else. Raises NameTakenError, WithdrawnContentError.
-    """
-    check_writer(registry)
-    standing = remote.look(name, whole=False)
-    _refuse_others(remote, standing, registry, manifest, share=share, adopt=adopt)
-    found = _join(remote, standing, manifest.content, derivation, again=again)
-    if found is not None:
-        return found
-    last = standing.ledger.last() if standing.ledger else None
-    n = standing.next
-    made = types.Claim(
-        schema=types.SCHEMA_CLAIM,
-        registry=registry.registry,
-        name=name,
-        n=n,
-        content=manifest.content,
-        manifest=manifest.stored.decode(),
-        owner=owner,
-        nonce=secrets.token_hex(16),
-        prev=last.claim if last else None,
-        derivation=derivation,
-    )
-    return Claimed(
-        claim=made,
-        sha256=sha256_bytes(canonical(made)),
-        joined=False,
-        committed=False,
-        stored_at=spelled(remote.now()),
-    )
-
-
-def _refuse_others(
-    remote: CommitRemote,
-    standing: Standing,
-    registry: types.Registry,
-    manifest: Manifest,
-    *,
-    share: bool,
-    adopt: bool,
-) -> None:
-    """Refuse a name that belongs to another registry, kind or run, or a repository that is not ours."""
-    name, ledger = standing.name, standing.ledger
-    if ledger is None:
-        if standing.commit is not None and not adopt:
-            found = foreign(remote.look(name))
-            if found:
-                raise errors.NameTakenError(
-                    f"the repository of {name} holds files of somebody else",
-                    why=f"{shown(found[0])} is there, and no version of ours",
-                    fix="choose another name, or take it over with: registry push --adopt (its history stays)",
-                    foreign=found,
-                )
-        return
-    if ledger.registry != registry.registry:
-        raise errors.NameTakenError(
-            f"{name} belongs to another registry",
-            why=f"its versions come from registry {shown(ledger.registry)}, this one is {registry.registry}",
-            fix="publish to the home of the name, or choose another name",
-        )
-    first = next((told for told in ledger.versions if told.void is None), None)
-    if first is None:
-        return
-    if first.row.kind != manifest.kind:
-        raise errors.NameTakenError(
-            f"{name} holds {first.row.kind} versions",
-            why=f"a name has one kind for ever, and this is of kind {manifest.kind}",
-            fix=f"publish it as {name}{types.KIND_SUFFIX.get(manifest.kind, '-merged')}",
-            kind=first.row.kind,
-        )
-    ours = manifest.facts.provenance.run
-    if not share and first.row.run_id != ours.id:
-        raise errors.NameTakenError(
-            f"{name} belongs to the run {shown(first.row.run or 'of somebody else')}",
-            why=f"{shown(ours.project)}/{shown(ours.name)} is another run",
-            fix="give this run another name, or set share = true in its watch rule",
-            run=first.row.run_id,
-        )
-
-
-def foreign(standing: Standing) -> list[str]:
-    """Return the files of a repository that is not ours, but for what every new one has."""
-    return [held.path for held in standing.files if standing.ledger is None and held.path not in _PLAIN]
-
-
-def _join(
-    remote: CommitRemote, standing: Standing, content: str, derivation: str | None, *, again: bool
-) -> Claimed | None:
-    if standing.ledger is None:
-        return None
-    withdrawn: Told | None = None
-    for told in standing.ledger.versions:
-        same = told.content == content or (derivation is not None and told.derivation == derivation)
-        if not same or told.void is not None:
-            continue
-        if standing.ledger.withdrawn(told.n):
-            withdrawn = told
-            continue
-        if told.n not in standing.tags:
-            _tag(remote, standing.name, told.n)  # whoever made the commit died before the tag
-        return _joined(remote, standing.name, told)
-    if withdrawn is not None and not again:
-        raise errors.WithdrawnContentError(
-            f"this content was withdrawn as {standing.name}@v{withdrawn.n}",
-            why="what was withdrawn does not come back by itself",
-            fix="publish it under a new number with: registry push --again",
-            n=withdrawn.n,
-        )
-    return None
-
-
-def _joined(remote: CommitRemote, name: str, told: Told) -> Claimed:
-    stored = remote.read(layout.claim(name, told.n))
-    return Claimed(
-        claim=decode(stored, layout.claim(name, told.n)),
-        sha256=told.claim,
-        joined=True,
-        committed=True,
-        stored_at=told.stored_at,
-    )
 
 
 # -------------------------------------------------------------------------------------------------------------- upload
@@ -272,6 +131,11 @@ def publish(job: Job, progress: Progress | None = None) -> dict[str, str]:
         raise
     remote.release(job.name, claim.content)
     return verified
+
+
+def foreign(standing: Standing) -> list[str]:
+    """Return the files of a repository that is not ours, but for what every new one has."""
+    return [held.path for held in standing.files if standing.ledger is None and held.path not in _PLAIN]
 
 
 def _refuse_foreign(standing: Standing) -> None:
@@ -545,7 +409,7 @@ def rewrite(remote: CommitRemote, name: str, title: str, change: Callable[[Ledge
 
 def decide(remote: CommitRemote, remote_name: str, claimed: Claimed, verified: Mapping[str, str]) -> types.Receipt:
     """Tag a version whose commit stands and was verified, and return the receipt. Doing it twice is harmless."""
-    commit = _tag(remote, claimed.claim.name, claimed.claim.n)
+    commit = tag(remote, claimed.claim.name, claimed.claim.n)
     return receipt(remote, remote_name, claimed, commit, verified)
 
 
@@ -577,7 +441,8 @@ def receipt(
     )
 
 
-def _tag(remote: CommitRemote, name: str, n: int) -> str:
+def tag(remote: CommitRemote, name: str, n: int) -> str:
+    """Give a version its tag and return its commit. Raises NotFoundError, DivergedError."""
     commit = remote.commit_of(name, n)
     if commit is None:
         raise errors.NotFoundError(f"there is no {name}@v{n}", why="no commit says that it is this version")

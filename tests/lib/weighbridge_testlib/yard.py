@@ -130,7 +130,7 @@ class Yard:
 
     def push_arguments(self, source: Path, name: str) -> list[str]:
         """Return the arguments of `registry` that publish a folder and print the version."""
-        return ["push", str(source), "--name", name, "--remote", "team", "-q"]
+        return ["push", str(source), "--name", name, "--share", "--remote", "team", "-q"]
 
     @contextmanager
     def daemon(self, *arguments: str, log: Path | None = None, wait: float = 20) -> Iterator[subprocess.Popen[bytes]]:
