@@ -5,6 +5,7 @@ Nothing is written: the claim becomes true with the commit (`commit_publish`).
 
 import secrets
 
+from weighbridge.adapters import run_identity
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.commit_publish import foreign, tag
