@@ -35,6 +35,8 @@ PROOFS = (
     Proof("crash", ("--seconds", "560"), ("--points", "8"), 660),
     Proof("flip", ("--seconds", "330"), ("--seeds", "20"), 420),
     Proof("fulldisk", (), (), 240),
+    Proof("hub_chaos", ("--publishes", "60"), ("--publishes", "16"), 240),
+    Proof("hub_kill", ("--every", "4"), ("--every", "9"), 300),
     Proof("merge", ("--kills", "50"), ("--kills", "6"), 300),
     Proof("powerloss", ("--seconds", "120"), ("--rounds", "1", "--points", "6"), 200),
 )
