@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("weighbridge_testlib")
+
+# How fast this machine is at the moment says nothing about the product.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
 
 _LEAKY = ("WEIGHBRIDGE_", "HF_", "AWS_", "XDG_")
 

@@ -223,12 +223,17 @@ def _keys(values: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
 
 
+_PATIENCE: Final = 3
+"""How much slower than a quiet machine a busy one may be before a wait counts as broken."""
+
+
 def until(condition: Callable[[], object], seconds: float, what: str, *, every: float = 0.05) -> float:
     """Wait until a condition holds; return the seconds it took. Raises BrokenError after `seconds`."""
     begin = time.monotonic()
+    patience = seconds * _PATIENCE
     while not condition():
-        if time.monotonic() - begin > seconds:
-            raise BrokenError(f"waited {seconds:.0f} s for {what}")
+        if time.monotonic() - begin > patience:
+            raise BrokenError(f"waited {patience:.0f} s for {what}")
         time.sleep(every)
     return time.monotonic() - begin
 
