@@ -259,6 +259,17 @@ def _agree(one: Name, other: Name) -> bool:
     return any(same(Name(a, one.name), Name(b, other.name)) for a in parts(one.id) for b in parts(other.id))
 
 
+def local_base(named: object) -> Path | None:
+    """Return the folder of a base that a config names by an absolute path of this machine, where it is there."""
+    if not isinstance(named, str) or not named.startswith("/") or "\0" in named:
+        return None
+    folder = Path(named)
+    try:
+        return folder if folder.is_dir() else None
+    except OSError:
+        return None
+
+
 def _of_base(
     folder: Path | None,
     base_id: str | None,

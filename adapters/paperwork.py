@@ -40,7 +40,7 @@ def read(draft: Draft, files: Iterable[JudgedFile], above: Sequence[Path], cache
     found = licences.find(
         folder,
         draft.config,
-        None,
+        licences.local_base(base),
         sidecar.read(folder),
         card=card,
         base_id=named,

@@ -65,18 +65,27 @@ class _Until:
         self._over = over
         self._end = None if patience is None else time.monotonic() + patience
         self.session: Session | None = None
+        self.trouble: errors.WeighbridgeError | None = None
 
     def __call__(self) -> bool:
         assert self.session is not None
         if self.session.trouble is not None:
+            self.trouble = self.session.trouble  # another thread's next step may succeed and clear it
             return True
         if not self.session.folders.scanned:
             return self._end is not None and time.monotonic() >= self._end
         if self._first is not None:
             first, self._first = self._first, None
+            _again(self.session)
             first(self.session)
             return False
         return self._over(self.session)
+
+
+def _again(session: Session) -> None:
+    """Try at once what waits after an error: whoever asks for a passage may just have removed its cause."""
+    if session.store.retry("error IS NOT NULL AND until IS NOT NULL", []):
+        session.workers.wake()
 
 
 def _work(
@@ -105,7 +114,7 @@ def _work(
                     if stop.is_set():
                         raise KeyboardInterrupt
                     if not session.damaged:
-                        return Passage(session.published(), session.first_error())
+                        return Passage(session.published(), until.trouble or session.first_error())
                 except sqlite3.OperationalError as error:
                     raise state.cannot_write(error, settings.daemon.state / state.DATABASE) from error
                 finally:

@@ -295,3 +295,14 @@ def test_every_fact_is_documented(tmp_path: Path, kind: str) -> None:
     found = inspect(folder)
     names = {name for facts in (found.facts, *(a.facts for a in found.artifacts)) for name in facts}
     assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_the_licence_of_a_base_in_a_local_folder_is_inherited(tmp_path: Path) -> None:
+    """An adapter that names its base by an absolute path takes the licence that the base's own card states."""
+    base = builders.llama_model(tmp_path / "base")
+    (base / "README.md").write_text("---\nlicense: mit\n---\n")
+    folder = builders.lora_adapter(tmp_path / "run", base=str(base), readme=None)
+    found = inspect(folder)
+    assert found.artifacts[0].license.id == "mit"
+    assert found.artifacts[0].license.source == "base"
+    assert "license-inherited" in {f.code for f in found.findings}

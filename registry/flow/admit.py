@@ -91,7 +91,7 @@ def admit(
     licence = licences.find(
         root,
         None,
-        None,
+        licences.local_base(artifact.facts.get("base_model")),
         note,
         card=card,
         base_id=base.id,

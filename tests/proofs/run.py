@@ -32,13 +32,13 @@ class Proof(NamedTuple):
 
 PROOFS = (
     Proof("amnesia", (), (), 120),
-    Proof("crash", ("--seconds", "560"), ("--points", "8"), 660),
-    Proof("flip", ("--seconds", "330"), ("--seeds", "20"), 420),
+    Proof("crash", ("--seconds", "450"), ("--points", "8"), 560),
+    Proof("flip", ("--seconds", "280"), ("--seeds", "20"), 400),
     Proof("fulldisk", (), (), 240),
-    Proof("hub_chaos", ("--publishes", "60"), ("--publishes", "16"), 240),
-    Proof("hub_kill", ("--every", "4"), ("--every", "9"), 300),
-    Proof("merge", ("--kills", "50"), ("--kills", "6"), 300),
-    Proof("powerloss", ("--seconds", "120"), ("--rounds", "1", "--points", "6"), 200),
+    Proof("hub_chaos", ("--publishes", "24"), ("--publishes", "16"), 240),
+    Proof("hub_kill", ("--every", "9"), ("--every", "18"), 300),
+    Proof("merge", ("--kills", "12"), ("--kills", "6"), 300),
+    Proof("powerloss", ("--seconds", "90"), ("--rounds", "1", "--points", "6"), 200),
 )
 TOTAL = 35 * 60
 
