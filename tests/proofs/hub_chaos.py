@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 from weighbridge.registry import errors
@@ -21,6 +22,9 @@ from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge_testlib.hub import Fault, TestHub, serve
 from weighbridge_testlib.hub.rig import publish, remote
 from weighbridge_testlib.shelf import payload
+
+# huggingface_hub 2.4 hands files to httpx2 in its older way.
+warnings.filterwarnings("ignore", "Use .content=", DeprecationWarning)
 
 ROUTES = (
     "info", "refs", "tree", "paths-info", "validate-yaml", "preupload", "commit", "commit", "commit", "tag", "resolve",
