@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from weighbridge.config.load import load
+from weighbridge.config.settings import Settings
 from weighbridge.registry import errors, shell
 from weighbridge.registry.refs import shown
 
@@ -89,13 +91,7 @@ def drain(path: Path, deadline: str, config: str | None, as_json: bool) -> int:
     settings = load(config)
     seconds = _seconds(deadline)
     absolute = os.path.abspath(path)  # noqa: PTH100 - links stay as they are: they are watched under their names
-    try:
-        answer = draining.by_socket(str(settings.daemon.socket), absolute, seconds)
-    except errors.UnreachableError:
-        from weighbridge.daemon.passage import drained  # noqa: PLC0415 - as above
-
-        _talk()
-        answer = drained(settings, os.environ, absolute, seconds)
+    answer = _drained(settings, absolute, seconds)
     if as_json:
         _say(json.dumps({"schema": "weighbridge/drain/1"} | {k: v for k, v in answer.items() if k != "token"}))
     else:
@@ -103,6 +99,30 @@ def drain(path: Path, deadline: str, config: str | None, as_json: bool) -> int:
             _say(ref)
     draining.verdict(answer, absolute, seconds)
     return 0
+
+
+def _drained(settings: Settings, path: str, seconds: float) -> dict[str, Any]:
+    """Drain through the daemon, else under its lock; one that is just starting or ending is waited for."""
+    from weighbridge.daemon import drain as draining  # noqa: PLC0415 - as above
+    from weighbridge.daemon.passage import drained  # noqa: PLC0415 - as above
+
+    end = time.monotonic() + seconds
+    _talk()
+    while True:
+        try:
+            return draining.by_socket(str(settings.daemon.socket), path, max(0.0, end - time.monotonic()))
+        except errors.UnreachableError:
+            pass  # no daemon, or one that is not listening yet: the lock below tells which
+        try:
+            return drained(settings, os.environ, path, max(0.0, end - time.monotonic()))
+        except errors.StateHeldError as held:
+            if time.monotonic() + draining.PACE >= end:
+                raise errors.NotFinishedError(
+                    f"{path} is not drained after {seconds:.0f} s",
+                    why=f"{held.what}, and it does not answer at {settings.daemon.socket}",
+                    fix="look at the daemon's log, then drain again",
+                ) from held
+        time.sleep(draining.PACE)
 
 
 @registryd.command("install-unit")

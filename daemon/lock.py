@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final, Self
 
-from weighbridge.registry.errors import ConflictError
+from weighbridge.registry.errors import StateHeldError
 
 FILE: Final = "daemon.lock"
 
@@ -23,7 +23,7 @@ class StateLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> Self:
-        """Take the lock. Raises ConflictError when another daemon has it, OSError when the folder cannot be written."""
+        """Take the lock. Raises StateHeldError when another daemon has it, OSError where nothing can be written."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,7 +31,7 @@ class StateLock:
             os.close(descriptor)
             if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
                 raise
-            raise ConflictError(
+            raise StateHeldError(
                 f"another daemon works on {self.path.parent}",
                 why="it holds the lock of this state folder",
                 fix="registry status shows it; or give this one a state folder of its own ([daemon] state)",

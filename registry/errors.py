@@ -18,6 +18,7 @@
         QuotaError                      its quota is used up for a while; `data["retry_after"]` says how long
         OutcomeUnknownError             the request may or may not have been carried out: look, then retry
       ConflictError                  7  somebody else holds it, or other bytes are there already
+        StateHeldError                  another daemon works on this state folder
         ExistsError                     a create-only write found another object
         NameTakenError                  the name belongs to another run, kind, registry or spelling
         VoidedError                     the number was given up; claim a new one
@@ -156,6 +157,12 @@ class ConflictError(WeighbridgeError):
 
     code = "conflict"
     exit_code = 7
+
+
+class StateHeldError(ConflictError):
+    """Another daemon works on this state folder."""
+
+    code = "state-held"
 
 
 class ExistsError(ConflictError):

@@ -129,7 +129,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(yard: Yard) -> None:
         assert str(yard.state) in second.stderr
         once = yard.daemon_once("--json")
         assert once.returncode == 7
-        assert json.loads(once.stderr.splitlines()[-1])["code"] == "conflict"
+        assert json.loads(once.stderr.splitlines()[-1])["code"] == "state-held"
         assert process.poll() is None
         assert status(yard)["daemon"]["pid"] == process.pid
 

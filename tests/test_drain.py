@@ -16,6 +16,7 @@ from weighbridge.daemon import drain as draining
 from weighbridge.daemon.folders import Folders
 from weighbridge.daemon.jobstore import JobStore
 from weighbridge.daemon.ledger import StoreLedger
+from weighbridge.daemon.lock import StateLock
 from weighbridge.daemon.scan import Scan
 from weighbridge.daemon.watch import Hints
 from weighbridge.registry.catalog import Catalog
@@ -180,3 +181,23 @@ def test_a_home_that_is_away_is_no_success(yard: Yard) -> None:
         again = drain(yard, yard.runs, "--deadline", "60s")
         assert again.returncode == 0, again.stderr
     yard.check(contents=2, closed=True, state=True)
+
+
+def test_a_daemon_that_is_still_starting_is_waited_for(yard: Yard) -> None:
+    """While another process holds the state and nobody listens yet, drain keeps asking instead of giving up."""
+    run_root(yard.runs / "team/run", steps=(1,), result=False)
+    yard.state.mkdir(mode=0o700, exist_ok=True)
+    lock = StateLock(yard.state).acquire()
+    threading.Timer(2, lock.release).start()
+    done = drain(yard, yard.runs / "team/run", "--deadline", "60s")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["team-run@v1"]
+
+
+def test_a_daemon_that_never_listens_ends_8(yard: Yard) -> None:
+    """A state that stays held until the deadline is "not finished", with the reason, and no conflict."""
+    yard.state.mkdir(mode=0o700, exist_ok=True)
+    with StateLock(yard.state):
+        done = drain(yard, yard.runs, "--deadline", "1s")
+    assert done.returncode == 8
+    assert "another daemon works on" in done.stderr
