@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -25,6 +25,13 @@ FULL_EVERY: Final = 3600.0
 
 KINDNESS: Final = 100.0
 """A scan of a root begins no sooner than so many times the last one's duration after it."""
+
+TOGETHER: Final = 1.0
+"""Seconds, at most a third of the quiet time, within which what falls due is looked at in one round.
+
+Checkpoints of one run that were found in one scan settle within milliseconds of each other. Whether one is the last
+of its run can only be told when the others are known, so they are told together.
+"""
 
 _SOONEST: Final = 0.2
 _HURRY: Final = 0.5
@@ -64,8 +71,8 @@ class Ledger(Protocol):
         """Note that a folder is being waited for; return for how many seconds it has been already."""
         ...
 
-    def settled(self, settlement: Settlement) -> None:
-        """Take over a finished folder."""
+    def settled(self, settlements: Sequence[Settlement]) -> None:
+        """Take over folders that were found finished in one round: all of them, or none when this raises."""
         ...
 
     def overdue(self, rule: WatchRule, path: str, reason: str, waited: float) -> None:
@@ -196,8 +203,7 @@ class Folders:
                     self._hurry(path, root)
             if state.wanted and now >= state.scanned + KINDNESS * state.duration:
                 self._scan(state, full=state.full_wanted or now >= state.full + FULL_EVERY)
-        for folder in [f for f in self._folders.values() if f.next <= now]:
-            self._look(folder)
+        self._look_at(self._due(now))
         if self._fully:
             self.full_seconds, self._fully = self.clock() - now, False
             self.full_scans += 1
@@ -318,32 +324,53 @@ class Folders:
     def _earliest(self, folder: _Folder) -> float:
         return folder.last + max(_SOONEST, KINDNESS / 2 * folder.cost)
 
-    def _look(self, folder: _Folder) -> None:
+    def _due(self, now: float) -> list[_Folder]:
+        """Return the folders to look at in this round; none while others fall due within the same moment."""
+        return [f for f in self._folders.values() if f.next <= now] if self._moment() <= now else []
+
+    def _moment(self) -> float:
+        """Return when everything that falls due together with the first folder is due."""
+        due = [f.next for f in self._folders.values()]
+        end = min(due, default=float("inf")) + min(TOGETHER, self.quiet / 3)
+        return max((time for time in due if time <= end), default=end)
+
+    def _look_at(self, folders: Iterable[_Folder]) -> None:
+        verdicts = [(folder, verdict) for folder in folders if (verdict := self._look(folder)) is not None]
+        if verdicts:
+            self.ledger.settled([_settlement(folder, verdict, self.quiet) for folder, verdict in verdicts])
+        for folder, verdict in verdicts:
+            folder.settled, folder.seen, folder.structure = verdict.fingerprint, None, None
+            folder.overdue, folder.reason, folder.rested = False, "", folder.last
+            self._at_rest(folder, folder.last)
+
+    def _look(self, folder: _Folder) -> Settled | None:
+        """Look at one folder; return the verdict when it is finished, which the ledger has yet to be told."""
         begun = self.clock()
+        folder.next = begun + self.scan  # should this look fail in a way nobody foresaw, the others go on
         tree = self._tree(folder)
         try:
             listing = tree.look(folder.path)
         except OSError as error:
             folder.reason, folder.last = f"it cannot be read: {error.strerror}", begun
-            folder.next = begun + self.scan
-            return
+            return None
         folder.last = begun
         if listing is None:
             self._drop(folder.path)
-            return
+            return None
         if folder.seen is None and folder.settled is not None and listing.fingerprint == folder.settled:
             self._at_rest(folder, begun)
-            return
+            return None
         try:
             verdict = self._judge(folder, listing, begun)
         except FileNotFoundError:
             folder.next = begun + _SOONEST
-            return
+            return None
         folder.cost = self.clock() - begun
         if isinstance(verdict, Settled):
-            self._settle(folder, verdict, begun)
-        else:
-            self._wait(folder, verdict, begun)
+            folder.next = begun
+            return verdict
+        self._wait(folder, verdict, begun)
+        return None
 
     def _judge(self, folder: _Folder, listing: Listing, now: float) -> Settled | StillWriting:
         reason = None
@@ -356,21 +383,6 @@ class Folders:
     def _mark(self, folder: _Folder, listing: Listing) -> str | None:
         top = {f.path for f in listing.files if "/" not in f.path}
         return checkpoint.end_mark(top, folder.path.rpartition("/")[2])
-
-    def _settle(self, folder: _Folder, verdict: Settled, now: float) -> None:
-        listing = verdict.seen.listing
-        self.ledger.settled(
-            Settlement(
-                rule=folder.rule,
-                path=folder.path,
-                known=Known(verdict.fingerprint, listing.shape),
-                size=listing.size,
-                marked=now - verdict.seen.since < self.quiet,
-            )
-        )
-        folder.settled, folder.seen, folder.structure = verdict.fingerprint, None, None
-        folder.overdue, folder.reason, folder.rested = False, "", now
-        self._at_rest(folder, now)
 
     def _wait(self, folder: _Folder, verdict: StillWriting, now: float) -> None:
         seen = verdict.seen
@@ -405,6 +417,16 @@ class Folders:
         return self.roots[os.path.normpath(folder.rule.root)].tree
 
     def _next(self, now: float) -> float:
-        due = [f.next for f in self._folders.values()]
-        due += [s.scanned + KINDNESS * s.duration for s in self.roots.values() if s.wanted]
-        return max(min(due, default=now + self.scan), now)
+        due = [s.scanned + KINDNESS * s.duration for s in self.roots.values() if s.wanted]
+        return max(min(self._moment(), *due, now + self.scan), now)
+
+
+def _settlement(folder: _Folder, verdict: Settled, quiet: float) -> Settlement:
+    listing = verdict.seen.listing
+    return Settlement(
+        rule=folder.rule,
+        path=folder.path,
+        known=Known(verdict.fingerprint, listing.shape),
+        size=listing.size,
+        marked=folder.last - verdict.seen.since < quiet,
+    )

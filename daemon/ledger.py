@@ -1,7 +1,7 @@
 """What the watch tells, written into the jobs' tables (the `Ledger` of folders.py)."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from weighbridge.adapters import run_identity
@@ -28,10 +28,12 @@ class StoreLedger:
         """Note that a folder is being waited for; return for how many seconds it has been already."""
         return self._store.seen(_root(rule), path)
 
-    def settled(self, settlement: Settlement) -> None:
-        """Take over a finished folder."""
-        root = _root(settlement.rule)
-        self._store.settled(root, settlement, run_identity.find(root, settlement.path).path)
+    def settled(self, settlements: Sequence[Settlement]) -> None:
+        """Take over folders that were found finished in one round."""
+        runs = [run_identity.find(_root(one.rule), one.path).path for one in settlements]
+        with self._store.transaction():
+            for one, run in zip(settlements, runs, strict=True):
+                self._store.settled(_root(one.rule), one, run)
         self._wake()
 
     def overdue(self, rule: WatchRule, path: str, reason: str, waited: float) -> None:

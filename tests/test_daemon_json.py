@@ -93,8 +93,8 @@ def test_once_says_what_its_warnings_are_about(yard: Yard) -> None:
     config.write_text(config.read_text().replace('"r": 4', '"r": 16'))
     done = yard.daemon_once()
     assert done.returncode == 5
-    line = next(text for text in done.stderr.splitlines() if "a job is blocked" in text)
-    assert f"path={folder}" in line
+    blocked = [text for text in done.stderr.splitlines() if "a job is blocked" in text]
+    (line,) = [text for text in blocked if f"path={folder}" in text]
     assert "the config says rank 16" in line
     yard.configure(watch={"root": f"{yard.folder}/gone"})
     assert f"root={yard.folder}/gone" in yard.daemon_once().stderr

@@ -2,17 +2,19 @@
 
 # ruff: noqa: ARG002 - the ledger's interface names more than the notebook writes down
 
+import contextlib
 import errno
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from weighbridge.adapters import structure
 from weighbridge.config.settings import WatchRule
 from weighbridge.daemon import watch
 from weighbridge.daemon.folders import Folders, Known, Settlement
@@ -26,6 +28,7 @@ class Notebook:
 
     def __init__(self) -> None:
         self.settlements: list[Settlement] = []
+        self.rounds: list[list[str]] = []
         self.lost: list[str] = []
         self.late: list[tuple[str, str]] = []
         self.aside: dict[str, tuple[Known, int]] = {}
@@ -40,10 +43,11 @@ class Notebook:
         """Know of no earlier wait."""
         return 0.0
 
-    def settled(self, settlement: Settlement) -> None:
-        """Write it down."""
-        self.settlements.append(settlement)
-        self.memory[settlement.path] = settlement.known
+    def settled(self, settlements: Sequence[Settlement]) -> None:
+        """Write them down."""
+        self.rounds.append([Path(one.path).name for one in settlements])
+        self.settlements.extend(settlements)
+        self.memory |= {one.path: one.known for one in settlements}
 
     def overdue(self, rule: WatchRule, path: str, reason: str, waited: float) -> None:
         """Write it down."""
@@ -120,6 +124,47 @@ def test_a_finished_checkpoint_is_handed_over_once(tmp_path: Path) -> None:
     _let(folders, clock, 300)
     assert book.names() == ["checkpoint-5"]
     assert book.settlements[0].marked
+
+
+def test_siblings_found_in_one_scan_are_handed_over_together(tmp_path: Path) -> None:
+    """Looks at two folders are never at the same instant; their end is told at once, even when a wake falls between."""
+    for step in (1, 2, 3):
+        llama_model(tmp_path / f"run/checkpoint-{step}", seed=step)
+    book, clock = Notebook(), Clock()
+
+    def ticking() -> float:
+        clock.now += 0.004
+        return clock.now
+
+    folders = _folders(tmp_path, book, ticking, quiet=0.3, scan=1.0)
+    for _ in range(400):
+        folders.step()
+        clock.now += 0.001
+    assert sorted(book.rounds[0]) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert len(book.rounds) == 1
+
+
+def test_a_folder_that_cannot_be_judged_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong in a look at one folder, those of the same round settle."""
+    for step in (1, 2, 3):
+        llama_model(tmp_path / f"run/checkpoint-{step}", seed=step)
+    real = structure.complete
+
+    def complete(path: str, *, mark: bool) -> str | None:
+        if path.endswith("checkpoint-2"):
+            raise ZeroDivisionError
+        return real(path, mark=mark)
+
+    monkeypatch.setattr("weighbridge.daemon.folders.structure.complete", complete)
+    book, clock = Notebook(), Clock()
+    folders = _folders(tmp_path, book, clock)
+    for _ in range(300):
+        with contextlib.suppress(ZeroDivisionError):
+            folders.step()
+        clock.now += 0.5
+    assert sorted(book.names()) == ["checkpoint-1", "checkpoint-3"]
 
 
 def test_a_stalled_writer_is_waited_for(tmp_path: Path) -> None:
