@@ -104,8 +104,10 @@ def _work(
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with locked_state(settings, environ):
+            damage = None
             for _ in range(3):
-                session = Session(settings, state.open_database(settings.daemon.state), environ=environ, stop=stop)
+                opened = state.open_database(settings.daemon.state, damage)
+                session = Session(settings, opened, environ=environ, stop=stop)
                 until = _Until(first, over, patience)
                 until.session = session
                 session.start(ear=False)
@@ -113,7 +115,8 @@ def _work(
                     session.watch(until=until)
                     if stop.is_set():
                         raise KeyboardInterrupt
-                    if not session.damaged:
+                    damage = session.damage
+                    if damage is None:
                         return Passage(session.published(), until.trouble or session.first_error())
                 except sqlite3.OperationalError as error:
                     raise state.cannot_write(error, settings.daemon.state / state.DATABASE) from error

@@ -73,7 +73,7 @@ def serve(read: Callable[[], Settings], environ: Mapping[str, str], *, scan_only
         while not stop.is_set():
             session = Session(
                 current[-1].settings if current else settings,
-                state.open_database(settings.daemon.state),
+                state.open_database(settings.daemon.state, current[-1].damage if current else None),
                 environ=environ,
                 scan_only=scan_only,
                 stop=stop,
@@ -98,7 +98,7 @@ def _heart(session: Session, stop: threading.Event, environ: Mapping[str, str]) 
     span = watchdog_seconds(environ)
 
     def tell() -> None:
-        while span is not None and not stop.wait(span / 3) and not session.damaged:
+        while span is not None and not stop.wait(span / 3) and session.damage is None:
             if session.healthy(_STALE):
                 notify("WATCHDOG=1", environ=environ)
 

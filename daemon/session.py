@@ -73,7 +73,8 @@ class Session:
         self.settings = settings
         self.store = opened.store
         self.findings = opened.findings
-        self.damaged = False
+        self.damage: str | None = None
+        """What is wrong with the database, once that was found."""
         self.started = time.time()
         self.beat = time.monotonic()
         self._catalog = opened.catalog
@@ -151,7 +152,7 @@ class Session:
     def watch(self, *, until: Callable[[], bool] | None = None) -> None:
         """Look at what is due, again and again, until told to stop or `until` says so."""
         longest = _LONGEST_WAIT if until is None else _ASKING_WAIT
-        while not self._stop.is_set() and not self.damaged and not (until is not None and until()):
+        while not self._stop.is_set() and self.damage is None and not (until is not None and until()):
             if self._fresh is not None:
                 self._apply(self._fresh)
             wait = longest
@@ -254,7 +255,7 @@ class Session:
             self.trouble = None
         elif states.is_damage(error):
             _log.error("the database is damaged", extra={"why": str(error)})
-            self.damaged = True
+            self.damage = str(error)
             self.folders.wake.set()
         else:
             described = states.cannot_write(error, self.settings.daemon.state / states.DATABASE)

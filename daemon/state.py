@@ -87,14 +87,17 @@ def identity(state: Path) -> str:
     return fresh
 
 
-def open_database(state: Path) -> Opened:
+def open_database(state: Path, damage: str | None = None) -> Opened:
     """Open the database; a damaged one is moved aside and a new one begun, which the scan and the feed fill again.
 
+    `damage` is what was found wrong with it while it was in use: opening does not read every row of it.
     Raises WeighbridgeError that says what to do when the disk is full or nothing can be written.
     """
     path = state / DATABASE
     try:
-        return Opened(*_open(path), [])
+        if damage is None:
+            return Opened(*_open(path), [])
+        reason = damage
     except sqlite3.OperationalError as error:
         if is_about_the_disk(error):
             raise cannot_write(error, path) from error

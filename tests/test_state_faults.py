@@ -8,6 +8,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,29 @@ def test_flipped_bits_in_the_schema_and_in_values_are_damage(yard: Yard) -> None
         opened = state.open_database(yard.state)
         opened.catalog.close()
         assert [f.code for f in opened.findings] == ["database-damaged"], word
+
+
+SEALED = ("jobs", "versions", "names", "tags", "manifests")
+
+
+@pytest.mark.parametrize("table", SEALED)
+def test_a_row_of_any_table_that_is_not_what_was_written_is_mended(yard: Yard, table: str) -> None:
+    """SQLite sees nothing wrong with it, whoever reads it does: the passage mends it and publishes nothing twice."""
+    with closing(sqlite3.connect(yard.state / "weighbridge.db")) as link:
+        link.row_factory = sqlite3.Row
+        tables = {row["name"] for row in link.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%seal%'")}
+        link.execute(f"UPDATE {table} SET seal = seal + 1")
+        link.commit()
+    assert tables & set(SEALED) == set(SEALED), "a table with seals is not tested"
+    again = yard.runs / "team/run/checkpoint-3"
+    shutil.copytree(again, yard.folder / "copy")  # what was published is saved once more: its version is looked up
+    shutil.rmtree(again)
+    (yard.folder / "copy").rename(again)
+    lora_adapter(yard.runs / "team/run/checkpoint-4", seed=4)
+    for _ in range(2):
+        done = yard.daemon_once()
+        assert done.returncode == 0, done.stderr
+    yard.check(contents=4, closed=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
