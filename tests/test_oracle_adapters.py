@@ -17,7 +17,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_of_peft_is_accepted_with_the_facts_peft_tells(oracle: Path, name: str) -> None:
     """Type, rank, strength, targets, base, counts and dtypes are PEFT's, and no warning is raised that is not due."""
-    found = ask.accepted(oracle / name)
+    found = ask.judged(oracle / name)
     if not found.facts.get("pickle_format"):
         files = ask.published(found)
         assert ask.listed(files) == ask.told(oracle / name)["tensors"]

@@ -59,7 +59,7 @@ FAMILIES: Final[Mapping[str, Callable[[], Any]]] = {
 }
 """Bases of the cases that need another than the tiny Llama."""
 
-_WARNED: Final = {
+_DUE: Final = {
     "pissa": ("base-mutated-at-start",),
     "olora": ("base-mutated-at-start",),
     # PEFT saves the frozen embedding or head along where it is a target.
@@ -149,7 +149,7 @@ def _kind(name: str, made: Path) -> Told:
 def _lora(name: str, made: Path) -> Told:
     config = peft.LoraConfig(**{"task_type": None, **LORAS[name]})
     told = _saved(peft.get_peft_model(FAMILIES.get(name, llama)(), config), made)
-    return told._replace(warned=_WARNED.get(name, ()))
+    return told._replace(due=_DUE.get(name, ()))
 
 
 # ------------------------------------------------------------------------------------------------------- ways of saving

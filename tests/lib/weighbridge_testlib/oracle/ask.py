@@ -50,14 +50,13 @@ def told(place: Path) -> dict[str, Any]:
     return table
 
 
-def accepted(place: Path) -> Inspection:
+def judged(place: Path) -> Inspection:
     """Assert that a case is taken for what it is, with the tool's facts and no warning that is not due."""
     want = told(place)
     found = inspect(place / "made")
     codes = {f.code: f.message for f in found.findings if f.severity != "note"}
-    assert codes.keys() == set(want["warned"]), codes
+    assert codes.keys() == set(want["due"]), codes
     assert (found.artifact, found.kind) == (want["artifact"], want["kind"])
-    assert found.outcome == ("warn" if codes else "accept")
     for name, value in want["facts"].items():
         assert _plain(found.facts.get(name)) == _plain(value), name
     sizes = [(dtype, math.prod(shape)) for dtype, shape in want["tensors"].values()]

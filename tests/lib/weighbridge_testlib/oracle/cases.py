@@ -49,7 +49,7 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "VERA": _TWO,
     "WAVEFT": {**_TWO, "n_frequency": 20},
 }
-"""Every type of PEFT but LoRA itself (LORAS), X-LoRA, which needs other adapters, and AdaMSS, which needs scikit-learn."""
+"""Every type of PEFT but LoRA itself (LORAS), X-LoRA (made of other adapters) and AdaMSS (asks for scikit-learn)."""
 
 LORAS: Final[dict[str, dict[str, Any]]] = {
     "plain": _TWO,
@@ -105,3 +105,34 @@ ADAPTERS: Final = (
     *(f"lora-{name}" for name in LORAS),
     *(f"how-{name}" for name in HOW),
 )
+
+FAMILIES: Final = (
+    "llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3", "gpt2", "neox", "falcon", "opt", "mixtral", "qwen3moe",
+    "gptoss", "bert", "vit", "clip", "t5", "whisper", "llava", "qwen2vl", "resnet",
+)  # fmt: skip
+"""Kinds of models of transformers, each as tiny as its config allows (peft_oracle.model)."""
+
+DTYPES: Final = (
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32",
+    "uint64", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)  # fmt: skip
+
+SAVES: Final = (
+    "shards", "tied", "variant", "talking", "pickle", "pickle-tied", "pickle-shards", "trainer", "every-dtype",
+)  # fmt: skip
+"""Ways of saving a model; `every-dtype` is no model but one file with every dtype that safetensors and torch share."""
+
+MODELS: Final = (
+    *(f"family-{name}" for name in FAMILIES),
+    *(f"dtype-{name}" for name in ("float32", "float16", "bfloat16", "float64")),
+    *(f"save-{name}" for name in SAVES),
+)
+
+TRAINING: Final = (
+    "plain", "legacy", "wrapped-ddp", "wrapped-compile", "wrapped-both", "averaged", "nested", "module-list",
+    "lightning", "lightning-weights", "lightning-lora", "lightning-compiled",
+    "save-model", "save-model-shards", "save-state", "save-state-pickle",
+    "dcp", "dcp-flat", "dcp-two-ranks", "dcp-wrapped", "dcp-adapter",
+)  # fmt: skip
+"""Checkpoints of torch, Lightning, accelerate and torch.distributed."""

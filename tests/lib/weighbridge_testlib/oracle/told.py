@@ -22,14 +22,15 @@ DTYPES = {
 class Told(NamedTuple):
     """A tool's word: the tensors it saved or loads, facts by the names of docs/facts.md, and the findings that are due.
 
-    `artifact` and `kind` are what such a folder is; `warned` are the codes, other than notes, that are right here.
+    `artifact` and `kind` are what such a folder is, `kind` None for what is only taken out; `due` are the codes, other
+    than notes, that are right here.
     """
 
     artifact: str
-    kind: str
+    kind: str | None
     tensors: Mapping[str, Any]
     facts: Mapping[str, Any] = {}
-    warned: tuple[str, ...] = ()
+    due: tuple[str, ...] = ()
 
 
 Make = Callable[[Path], Told]
@@ -45,9 +46,9 @@ def keep(place: Path, told: Told) -> None:
     save_file(apart, place / "want.safetensors")
 
 
-def taken(place: Path, source: Path) -> Path:
+def taken(place: Path, source: Path, *, adapter: bool = False) -> Path:
     """Extract a checkpoint as `registry extract` does, and return the new folder."""
-    extract_write.write(extract.plan(source), place / "out")
+    extract_write.write(extract.plan(source, adapter=adapter), place / "out")
     return place / "out"
 
 
