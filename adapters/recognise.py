@@ -97,7 +97,8 @@ def _containers(place: Place) -> list[Part]:
             if not name.endswith(".safetensors"):  # loaders go by the name and fail
                 parts.append(Part("torch", "ckpt", (file,)))
             else:
-                (loras if image_lora.dialect(place.reader.header(file).tensors) else models).append(file)
+                header = place.reader.header(file)
+                (loras if image_lora.dialect(header.tensors, header.metadata) else models).append(file)
         elif kind in sniff.PICKLED:
             if not _is_side_pickle(place, file):
                 parts.append(Part("torch", "ckpt", (file,)))

@@ -66,6 +66,9 @@ def judged(place: Path) -> Inspection:
         for dtype, _ in sizes
     }
     assert found.facts["dtype_histogram"] == counts
+    for one in found.artifacts:
+        pickles = {f.path for f in one.files if f.publish and f.path.endswith((".bin", ".pt", ".ckpt"))}
+        assert pickles <= set(one.convert), "a pickle would be published as it is"
     return found
 
 

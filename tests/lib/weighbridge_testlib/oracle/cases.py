@@ -136,3 +136,9 @@ TRAINING: Final = (
     "dcp", "dcp-flat", "dcp-two-ranks", "dcp-wrapped", "dcp-adapter",
 )  # fmt: skip
 """Checkpoints of torch, Lightning, accelerate and torch.distributed."""
+
+PICTURES: Final = (
+    "pipeline", "pipeline-half", "pipeline-variant", "pipeline-pickle", "pipeline-shards", "component", "average",
+    "diffusion", "lora-unet", "lora-both", "lora-bare", "lora-pickle", "lora-kohya", "lora-transformer", "lora-alone",
+)  # fmt: skip
+"""Pipelines, parts of them, and LoRA of diffusers."""
