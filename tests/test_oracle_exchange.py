@@ -1,7 +1,7 @@
 """GGUF and ONNX as their own libraries write them: the libraries read, we read, and both say the same."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ o: Any = onnx
 # ----------------------------------------------------------------------------------------------------------------- GGUF
 
 
-def written(path: Path, tensors: dict[str, tuple[Any, Sequence[int]]], **how: Any) -> Any:
+def written(path: Path, tensors: Mapping[str, tuple[Any, Sequence[int]]], **how: Any) -> Any:
     """Write a GGUF with the library's writer: every tensor of a type and a shape, slowest dimension first."""
     writer = g.GGUFWriter(path, "llama", **how)
     writer.add_name("tiny")

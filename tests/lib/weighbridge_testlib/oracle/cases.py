@@ -123,10 +123,21 @@ SAVES: Final = (
 )  # fmt: skip
 """Ways of saving a model; `every-dtype` is no model but one file with every dtype that safetensors and torch share."""
 
+SCHEMES: Final[dict[str, dict[str, Any]]] = {
+    "int4": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32},
+    "int4-zeros": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False},
+    "int3": {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 32},
+    "int8": {"num_bits": 8, "type": "int", "strategy": "channel"},
+    "float8": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    "float4": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+}
+"""Ways in which compressed-tensors packs a linear layer."""
+
 MODELS: Final = (
     *(f"family-{name}" for name in FAMILIES),
     *(f"dtype-{name}" for name in ("float32", "float16", "bfloat16", "float64")),
     *(f"save-{name}" for name in SAVES),
+    *(f"packed-{name}" for name in SCHEMES),
 )
 
 TRAINING: Final = (

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from weighbridge_testlib import peft_oracle
+from weighbridge_testlib.oracle import packed
 from weighbridge_testlib.oracle.cases import DTYPES, FAMILIES, MODELS
 from weighbridge_testlib.oracle.told import Make, Told, taken
 
@@ -167,5 +168,6 @@ def cases() -> dict[str, Make]:
     made: dict[str, Make] = {f"family-{name}": partial(_family, name) for name in FAMILIES}
     made |= {f"dtype-{name}": partial(_dtype, name) for name in ("float32", "float16", "bfloat16", "float64")}
     made |= {f"save-{name}": make for name, make in _SAVES.items()}
+    made |= packed.cases(_tiny)
     assert tuple(made) == MODELS
     return made
