@@ -121,7 +121,7 @@ class Written(NamedTuple):
     folder: Path
     tensors: dict[str, TensorSpec]
     owners: dict[str, str]
-    index: Path | None
+    listing: Path | None
 
     @property
     def files(self) -> list[str]:
@@ -213,17 +213,17 @@ def _missing(it: Written, pick: int) -> str:
 def _cut(it: Written, pick: int) -> str:
     path = it.folder / it.files[pick % len(it.files)]
     data = path.read_bytes()
-    path.write_bytes(data[: len(data) - 1 - pick % 40])
+    path.write_bytes(data[: len(data) - 1 - pick % 15])  # no tensor is smaller than 16 bytes
     return "file-short" if it.model.suffix == "safetensors" else "zip-cut"
 
 
 def _ghost(it: Written, pick: int) -> str:
-    assert it.index is not None
-    table = json.loads(it.index.read_text())
+    assert it.listing is not None
+    table = json.loads(it.listing.read_text())
     names = sorted(it.tensors)
-    name = names[pick % len(names)].replace(".weight", ".ghost_weight")
+    name = names[pick % len(names)] + "_ghost"
     table["weight_map"][name] = it.files[pick % len(it.files)]
-    builders.write_json(it.index, table)
+    builders.write_json(it.listing, table)
     return "tensor-missing"
 
 
@@ -259,22 +259,22 @@ def _in_company(it: Written) -> list[str]:
 
 def _unlisted(it: Written, pick: int) -> str:
     """Take a tensor out of the index, though a shard holds it."""
-    assert it.index is not None
-    table = json.loads(it.index.read_text())
+    assert it.listing is not None
+    table = json.loads(it.listing.read_text())
     names = _in_company(it)
     del table["weight_map"][names[pick % len(names)]]
-    builders.write_json(it.index, table)
+    builders.write_json(it.listing, table)
     return "tensor-unlisted"
 
 
 def _misplaced(it: Written, pick: int) -> str:
     """Let the index put a tensor into another shard than the one that holds it."""
-    assert it.index is not None
-    table = json.loads(it.index.read_text())
+    assert it.listing is not None
+    table = json.loads(it.listing.read_text())
     names = _in_company(it)
     name = names[pick % len(names)]
     table["weight_map"][name] = next(file for file in it.files if file != table["weight_map"][name])
-    builders.write_json(it.index, table)
+    builders.write_json(it.listing, table)
     return "tensor-misplaced"
 
 
