@@ -23,7 +23,7 @@ def emptied(folder: Path) -> Path:
 @given(adapter=ADAPTERS)
 @settings(house, max_examples=150)
 def test_a_healthy_adapter_is_accepted_with_its_facts(tmp_path: Path, adapter: Adapter) -> None:
-    """Whatever it adapts and however it was saved, it is accepted with the rank, strength, targets and counts it has."""
+    """Whatever it adapts and however it was saved, it is accepted with its rank, strength, targets and counts."""
     it = written(adapter, emptied(tmp_path / "a"))
     found = inspect(it.folder)
     assert [f.code for f in found.findings if f.severity != "note"] == []
