@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weighbridge_testlib.oracle import ask
-from weighbridge_testlib.oracle.cases import TRAINING
+from weighbridge_testlib.oracle.cases import NAMED, TRAINING
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,9 @@ def test_a_checkpoint_is_judged_as_its_tool_made_it(oracle: Path, name: str) -> 
     ask.judged(oracle / name)
 
 
-@pytest.mark.parametrize("name", sorted(set(TRAINING) - {"save-model", "save-model-shards", "save-state"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(TRAINING) - {"save-model", "save-model-shards", "save-state", "dcp-joined"})
+)
 def test_extraction_gives_the_state_that_was_saved(oracle: Path, name: str) -> None:
     """Each tensor equals torch.load, the tool's own converter or PEFT's adapter; none is left over or missing."""
     place = oracle / name
@@ -31,3 +33,9 @@ def test_extraction_gives_the_state_that_was_saved(oracle: Path, name: str) -> N
         assert all(name.startswith("base_model.model.") for name in ask.listed(files))
     else:
         ask.same(files, place)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_no_checkpoint_is_called_by_its_name(oracle: Path, name: str) -> None:
+    """A rank's slices, programs, whole objects, exported graphs and optimizers are told apart from models."""
+    assert ask.named(oracle / name).facts["publishable"] is False

@@ -144,9 +144,12 @@ TRAINING: Final = (
     "plain", "legacy", "wrapped-ddp", "wrapped-compile", "wrapped-both", "averaged", "nested", "module-list",
     "lightning", "lightning-weights", "lightning-lora", "lightning-compiled",
     "save-model", "save-model-shards", "save-state", "save-state-pickle",
-    "dcp", "dcp-flat", "dcp-two-ranks", "dcp-wrapped", "dcp-adapter",
+    "dcp", "dcp-flat", "dcp-two-ranks", "dcp-wrapped", "dcp-adapter", "dcp-joined",
 )  # fmt: skip
 """Checkpoints of torch, Lightning, accelerate and torch.distributed."""
+
+NAMED: Final = ("dcp-slices", "script", "object", "exported", "optimizer")
+"""What is called by its name and not taken apart."""
 
 PICTURES: Final = (
     "pipeline", "pipeline-half", "pipeline-variant", "pipeline-pickle", "pipeline-shards", "component", "average",

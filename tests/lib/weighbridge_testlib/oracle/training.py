@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from weighbridge_testlib.oracle.adapters import llama
-from weighbridge_testlib.oracle.cases import TRAINING
+from weighbridge_testlib.oracle.cases import NAMED, TRAINING
 from weighbridge_testlib.oracle.models import stored
 from weighbridge_testlib.oracle.told import Make, Told, taken
 
@@ -228,6 +228,73 @@ def _two_ranks(made: Path) -> Told:
     return _taken(made, wanted, "ckpt-dcp", weights_key="model", distcp_files=["__0_0.distcp", "__1_0.distcp"])
 
 
+def _slicing_rank(rank: int, made: Path, joined: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{made.parent}/slices", rank=rank, world_size=2)
+    torch.manual_seed(11)
+    net = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Linear(9, 5))
+    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    state = get_model_state_dict(net)
+    files = {name: 1 + i % 2 for i, name in enumerate(state)}
+    for place in (made, joined):
+        writer = dcp.HuggingFaceStorageWriter(
+            path=str(place), save_distributed=True, enable_consolidation=place == joined, fqn_to_index_mapping=files
+        )
+        dcp.save(state, storage_writer=writer)
+    dist.destroy_process_group()
+
+
+def _slices(made: Path) -> Told:
+    """Save safetensors from two ranks, once as they are and once joined by torch, which keeps the slices beside."""
+    ranks = [
+        multiprocessing.get_context("fork").Process(target=_slicing_rank, args=(rank, made, made.parent / "joined"))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    return Told("rank-sharded", None, {}, {"world_size": 2, "ranks_found": 2}, ("rank-files",))
+
+
+def _joined(made: Path) -> Told:
+    """Take the folder that torch joined; its headers have no metadata, and nobody wrote a config."""
+    (made.parents[1] / "dcp-slices/joined").rename(made)
+    torch.manual_seed(11)
+    net = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Linear(9, 5))
+    _same(stored(made), net.state_dict())
+    return Told("full-model", "model", net.state_dict(), {}, ("config-missing", "format-metadata-missing"))
+
+
+def _program(made: Path) -> Told:
+    made.mkdir()
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(made / "m.pt"))  # type: ignore[no-untyped-call]
+    return Told("torchscript", None, {}, {}, ("torchscript",))
+
+
+def _object(made: Path) -> Told:
+    made.mkdir()
+    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), made / "m.pt")
+    return Told("ckpt", None, {}, {}, ("whole-object",))
+
+
+def _exported(made: Path) -> Told:
+    made.mkdir()
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), str(made / "m.pt2"))
+    return Told("torch-export", None, {}, {"container": "torch-export"})
+
+
+def _optimizer(made: Path) -> Told:
+    """Save a trained optimizer alone: it holds tensors and no weights."""
+    made.mkdir()
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), made / "m.pt")
+    return Told("optimizer-only", None, {}, {}, ("weights-none",))
+
+
 def _wrapped_names(made: Path) -> Told:
     """Save the names of a compiled model inside FSDP."""
     net = Net()
@@ -265,11 +332,16 @@ _MAKERS: Final[dict[str, Make]] = {
     "dcp-two-ranks": _two_ranks,
     "dcp-wrapped": _wrapped_names,
     "dcp-adapter": _distributed_adapter,
+    "dcp-joined": _joined,
+    "dcp-slices": _slices,
+    "script": _program,
+    "object": _object,
+    "exported": _exported,
+    "optimizer": _optimizer,
 }
 
 
 def cases() -> dict[str, Make]:
-    """Return every case of this group; the one that forks comes first, before this process meets anybody."""
-    assert tuple(_MAKERS) == TRAINING
-    first = "dcp-two-ranks"
-    return {first: _MAKERS[first], **_MAKERS}
+    """Return every case of this group; those that fork come first, before this process meets anybody."""
+    assert tuple(_MAKERS) == (*TRAINING, *NAMED)
+    return {name: _MAKERS[name] for name in ("dcp-two-ranks", "dcp-slices")} | _MAKERS
