@@ -4,7 +4,7 @@ Every check is a pure function from keys, shapes and config to findings and fact
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import keys, peft_config
@@ -276,12 +276,16 @@ def targets(it: Loaded) -> Checked:
     found: list[Finding] = []
     if isinstance(listed, str):
         verdicts = {module: keys.matches(listed, module) for module in modules}
-        stray = [module for module, verdict in verdicts.items() if verdict is False]
+        stray = [module for module, verdict in verdicts.items() if verdict is False or _left_out(it, module)]
         idle: list[str] = []
     elif isinstance(listed, list):
         names = [str(name) for name in listed]
-        stray = [m for m in modules if not any(m == name or m.endswith("." + name) for name in names)]
-        idle = [name for name in names if not any(m == name or m.endswith("." + name) for m in modules)]
+        stray = [m for m in modules if not _ends_with(m, names) or _left_out(it, m)]
+        idle = [name for name in names if not any(_ends_with(m, [name]) for m in modules)]
+        # A target that is left out everywhere has no weights by intent; a pattern is not followed that far.
+        without = it.words("exclude_modules")
+        idle = [n for n in idle if not any(_ends_with(e, [n]) or _ends_with(n, [e]) for e in without)]
+        idle = [] if isinstance(it.config.get("exclude_modules"), str) else idle
     else:
         return {}, []
     if stray and modules:
@@ -306,6 +310,18 @@ def targets(it: Loaded) -> Checked:
             )
         )
     return {}, found
+
+
+def _ends_with(module: str, names: Sequence[str]) -> bool:
+    return any(module == name or module.endswith("." + name) for name in names)
+
+
+def _left_out(it: Loaded, module: str) -> bool:
+    """Return whether exclude_modules names a module that a target names (peft: check_target_module_exists)."""
+    without = it.config.get("exclude_modules")
+    if isinstance(without, str) and without:
+        return keys.matches(without, module) is True
+    return _ends_with(module, it.words("exclude_modules"))
 
 
 def variants(it: Loaded) -> Checked:

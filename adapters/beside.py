@@ -1,6 +1,6 @@
 """What lies beside the weights of a folder: stale shards, whole second copies, a rival set, unknown files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from weighbridge.adapters import layout, values
@@ -23,20 +23,19 @@ def shard_groups(tensors_here: Mapping[str, File]) -> dict[tuple[str, int], dict
     return groups
 
 
-def beside(base: WeightSet, lying: Mapping[str, File], reader: Reader, index: File | None) -> WeightSet:
-    """Sort the other safetensors files of the folder into stale shards, copies, a rival set and unknown ones."""
+def shards_beside(
+    base: WeightSet, lying: Mapping[str, File], header: Callable[[File], Header], index: File | None
+) -> WeightSet:
+    """Sort the other shards of the folder into those that the index forgot and those of another save."""
     facts, found = dict(base.facts), list(base.findings)
-    copies: list[str] = []
     stale: list[str] = []
     unindexed: list[str] = []
-    others: list[str] = []
     own = {(s[0], s[2]) for path in base.files if (s := layout.shard_of(path.rpartition("/")[2]))}
     for (stem, count), members in sorted(shard_groups(lying).items()):
         paths = sorted(file.path for file in members.values())
+        names = {name for file in members.values() for name in header(file).tensors}
         if index is not None and (stem, count) in own:
-            left = sorted(
-                {name for file in members.values() for name in header_of(file, reader).tensors} - base.tensors.keys()
-            )
+            left = sorted(names - base.tensors.keys())
             facts["unlisted_tensors"] = sorted({*facts.get("unlisted_tensors", []), *left})
             found.append(
                 findings.finding(
@@ -52,14 +51,34 @@ def beside(base: WeightSet, lying: Mapping[str, File], reader: Reader, index: Fi
             unindexed.extend(paths)
             continue
         stale.extend(paths)
-        whole = len(members) == count and not any(header_of(file, reader).faults for file in members.values())
-        names = {name for file in members.values() for name in header_of(file, reader).tensors}
+        whole = len(members) == count and not any(header(file).faults for file in members.values())
         if whole and names >= base.tensors.keys():
             unindexed.extend(paths)
             if not base.sound:
                 facts["index_rebuildable"] = True
     if unindexed:
         facts["unindexed_files"] = unindexed
+    if stale:
+        found.append(
+            findings.finding(
+                "shards-stale",
+                stale[0],
+                f"{some(stale)} {'is' if len(stale) == 1 else 'are'} no part of the set: "
+                + ("a second complete set that the index does not name" if unindexed else "left from another save"),
+                "delete what belongs to the other save",
+                stale_files=stale,
+                unindexed_files=unindexed,
+            )
+        )
+    facts["stale_files"] = stale
+    return replace(base, facts=facts, findings=found, stale=tuple(stale))
+
+
+def files_beside(base: WeightSet, lying: Mapping[str, File], reader: Reader, index: File | None) -> WeightSet:
+    """Sort the other single safetensors files of the folder into whole copies, a rival set and unknown ones."""
+    facts, found = dict(base.facts), list(base.findings)
+    copies: list[str] = []
+    others: list[str] = []
     for name, file in sorted(lying.items()):
         if layout.shard_of(name) is not None:
             continue
@@ -82,20 +101,7 @@ def beside(base: WeightSet, lying: Mapping[str, File], reader: Reader, index: Fi
             copies.append(file.path)
         else:
             others.append(file.path)
-    if stale:
-        found.append(
-            findings.finding(
-                "shards-stale",
-                stale[0],
-                f"{some(stale)} {'is' if len(stale) == 1 else 'are'} no part of the set: "
-                + ("a second complete set that the index does not name" if unindexed else "left from another save"),
-                "delete what belongs to the other save",
-                stale_files=stale,
-                unindexed_files=unindexed,
-            )
-        )
-    facts["stale_files"] = stale
-    return replace(base, facts=facts, findings=found, copies=tuple(copies), stale=tuple(stale), others=tuple(others))
+    return replace(base, facts=facts, findings=found, copies=tuple(copies), others=tuple(others))
 
 
 def _same_model(file: File, header: Header, base: WeightSet, reader: Reader) -> bool | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from weighbridge.adapters import weights
+from weighbridge.adapters import packed_weights, weights
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.quantization import Quantization
 from weighbridge.adapters.whole import some
@@ -53,7 +53,7 @@ def judge(
     found: list[Finding] = []
     if not tensors:
         return facts, found
-    packed = weights.is_packed(tensors)
+    packed = packed_weights.is_packed(tensors)
     for more, extra in (
         adapter_left_inside(tensors, subject),
         leftover(quantized, tensors, subject, packed=packed),

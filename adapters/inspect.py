@@ -123,6 +123,7 @@ _BY_PLACE: Final[dict[str, Callable[[Place], Draft]]] = {
 _BY_FILE: Final[dict[str, Callable[[recognise.Part, Place, bool], Draft]]] = {
     "torch": lambda part, place, several: torch_files.judge(place, part.files[0], several=several),
     "ranks": lambda part, place, _: ranks.judge(place, part.files),
+    "slices": lambda part, place, _: ranks.judge_slices(place, part.files),
     "gguf": lambda part, place, several: gguf_files.judge(place, part.files, several=several),
     "byte-parts": lambda part, place, _: gguf_files.judge_parts(place, part.artifact, part.files),
     "image-lora": lambda part, place, several: image_lora.judge(

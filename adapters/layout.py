@@ -43,6 +43,9 @@ _MODEL_PICKLE = re.compile(
     r"(?:diffusion_)?pytorch_model(?:[-.][\w.-]+)?\.bin(?:\.index\.json)?|model-[0-9]+-of-[0-9]+\.bin"
 )
 _TAG = re.compile(r"global_step[0-9]+")
+_SLICE = re.compile(r"shard-(?P<rank>[0-9]{5})-(?P<rest>model-[0-9]{5}-of-[0-9]{5}\.safetensors)")
+"""A rank's part of each tensor (torch.distributed.checkpoint: HuggingFaceStorageWriter with save_distributed)."""
+
 _RANK_FOLDER = re.compile(r"mp_rank_[0-9]{2,3}(?:_[0-9]{3}){0,2}")
 _BYTE_PART = re.compile(
     r"(?P<whole>.+\.(?:gguf|safetensors|bin|pt|pth|ckpt|onnx))(?P<mark>\.part-?|-split-|\.split-?|\.)"
@@ -77,6 +80,7 @@ _RESUME_PATTERNS = re.compile(
     r"|(?:optimizer|scheduler|training_state|trainer_state|recipe_state|rng)[-_.].*\.(?:pt|pth|bin|pkl|th)"
     r"|.*_optim_states\.pt|.*_model_states\.pt|.*\.distcp|\.metadata"
     r"|(?:optim|extra_state|optimizer)_world_size_[0-9]+_rank_[0-9]+\.pt"
+    r"|shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensors"
 )
 _RESUME_FOLDERS = re.compile(r"global_step[0-9]+|optimizer(?:_[0-9]+)?|recipe_state|optim|rng|dataloader|train_state")
 _OTHER_FORMS: Final = frozenset(
@@ -102,6 +106,7 @@ _WEIGHT_SUFFIXES: Final = (
     ".msgpack",
     ".pkl",
     ".nemo",
+    ".pt2",
 )
 _INDEX_SUFFIX: Final = ".index.json"
 
@@ -138,6 +143,12 @@ def is_rank_folder(name: str) -> bool:
 def is_sharded_state(names: Collection[str]) -> bool:
     """Return whether a folder holds a torch distributed checkpoint, by its names."""
     return ".metadata" in names or any(name.endswith(".distcp") for name in names)
+
+
+def slice_of(name: str) -> tuple[int, str] | None:
+    """Return (rank, file that the ranks make together) of `shard-00001-model-00001-of-00002.safetensors`, else None."""
+    match = _SLICE.fullmatch(name)
+    return (int(match["rank"]), match["rest"]) if match else None
 
 
 def is_form_name(name: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from weighbridge.adapters import fit, layout, quantization, shards, torch_weights, values, weights
+from weighbridge.adapters import fit, layout, packed_weights, quantization, shards, torch_weights, values, weights
 from weighbridge.adapters.draft import Draft, read_json
 from weighbridge.adapters.families import foreign, pickled
 from weighbridge.adapters.formats import sniff
@@ -48,7 +48,7 @@ def judge(place: Place) -> Draft:
     if config is not None:
         tensors = found.tensors if found is not None else {}
         draft.add(*fit.judge(config, tensors, packing, draft.config_path))
-        if found is not None and found.sound and not weights.is_packed(tensors):
+        if found is not None and found.sound and not packed_weights.is_packed(tensors):
             draft.add(*fit.required(config, tensors, draft.config_path))
         draft.needs_code = bool(config.get("auto_map"))
         if draft.weights is not None:
@@ -85,11 +85,9 @@ def _no_config(path: str) -> Any:
 
 
 def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization | None, *, from_pickles: bool) -> None:
-    packed = weights.is_packed(found.tensors)
-    quantized = packing is not None and (packed or not found.tensors)
-    counted, summary = weights.summary(
-        found.tensors, bits=packing.bits if packing else None, packed=quantized, shards=max(1, len(found.files))
-    )
+    quantized = packing is not None and (packed_weights.is_packed(found.tensors) or not found.tensors)
+    count = _logical(draft, found, packing) if packing is not None and quantized else None
+    counted, summary = weights.summary(found.tensors, parameters=count, shards=max(1, len(found.files)))
     invalid = sum(1 for f in found.findings if f.code == "tensor-invalid")
     counted["tensor_count"] += invalid
     draft.weights = summary
@@ -134,6 +132,15 @@ def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization 
     draft.facts["values_checked"] = found.sound and summary.bytes <= VALUES_LIMIT
     if draft.facts["values_checked"]:
         look_at_values(draft, found)
+
+
+def _logical(draft: Draft, found: WeightSet, packing: quantization.Quantization) -> int:
+    """Return how many weights a packed set holds."""
+    try:
+        stated = packed_weights.shapes(found, draft.place.reader)
+    except OSError:
+        stated = {}
+    return packed_weights.parameters(found.tensors, packing.bits, quantization.by_module(draft.config or {}), stated)
 
 
 def look_at_values(draft: Draft, found: WeightSet) -> None:

@@ -53,14 +53,20 @@ def is_quantized(base: str) -> bool:
 
 
 def alpha_of(config: Mapping[str, Any]) -> int | float | None:
-    """Return lora_alpha or its kin."""
-    for key in ("lora_alpha", "alpha"):
+    """Return lora_alpha or its kin: the field that bears the type's own name, as randlora_alpha does."""
+    for key in ("lora_alpha", "alpha", f"{str(config.get('peft_type') or '').lower()}_alpha"):
         if key in config:
             return number(config[key])
-    for key in sorted(config):
-        if key.endswith("_alpha"):
-            return number(config[key])
     return None
+
+
+def rank_of(config: Mapping[str, Any]) -> int | float | None:
+    """Return the rank that the layers have at their start.
+
+    AdaLoRA ignores `r` and starts with `init_r`; OFT writes 0 where the block size gives the number of blocks.
+    """
+    adaptive = str(config.get("peft_type") or "").upper() == "ADALORA" and "init_r" in config
+    return number(config.get("init_r" if adaptive else "r")) or None
 
 
 def strength(rank: float | None, alpha: float | None, *, stabilised: bool) -> float | None:
@@ -89,7 +95,7 @@ def in_pattern(table: Mapping[str, int | float], module: str) -> int | float | N
 def read(config: Mapping[str, Any], subject: str) -> tuple[dict[str, Any], AdapterFacts, BaseFacts, list[Finding]]:
     """Return the facts of a PEFT config, the same for a manifest, the base, and what is odd about them."""
     peft_type = str(config.get("peft_type") or "").upper()
-    rank, alpha = number(config.get("r")), alpha_of(config)
+    rank, alpha = rank_of(config), alpha_of(config)
     stabilised = config.get("use_rslora") is True
     scaling = strength(rank, alpha, stabilised=stabilised) if peft_type in SCALED else None
     targets = config.get("target_modules")

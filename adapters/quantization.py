@@ -38,6 +38,18 @@ def of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> Qu
     return None
 
 
+def by_module(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bits of modules that MLX packs otherwise than the rest: its table has an entry of theirs by name."""
+    table = config.get("quantization") or config.get("quantization_config")
+    if not isinstance(table, dict):
+        return {}
+    return {
+        str(name): value
+        for name, own in table.items()
+        if isinstance(own, dict) and (value := _number(own.get("bits"))) is not None
+    }
+
+
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else {}
@@ -54,14 +66,16 @@ def _bits(table: Mapping[str, Any], method: str) -> int | None:
         return 8
     groups = table.get("config_groups")
     if isinstance(groups, dict):
-        for group in groups.values():
-            weights = group.get("weights") if isinstance(group, dict) else None
-            value = _number(weights.get("num_bits")) if isinstance(weights, dict) else None
-            if value:
-                return value
+        told = {
+            _number(weights.get("num_bits"))
+            for group in groups.values()
+            if isinstance(group, dict) and isinstance(weights := group.get("weights"), dict)
+        }
+        if told - {None}:
+            return told.pop() if len(told) == 1 else None  # mixed: no one number is true
     if method in _BY_METHOD:
         return _BY_METHOD[method]
-    for field in ("quant_type", "format", "weights"):
+    for field in ("quant_type", "format", "weights", "quant_algo"):
         match = _IN_NAME.search(str(table.get(field, "")).lower())
         if match:
             return int(match[1])

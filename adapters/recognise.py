@@ -10,7 +10,7 @@ from weighbridge.adapters.listing import File
 from weighbridge.adapters.reading import Place
 
 PartKind = Literal[
-    "adapter", "mlx", "model", "pipeline", "torch", "ranks", "megatron", "distributed", "gguf", "byte-parts",
+    "adapter", "mlx", "model", "pipeline", "torch", "ranks", "slices", "megatron", "distributed", "gguf", "byte-parts",
     "image-lora", "foreign",
 ]  # fmt: skip
 _FOREIGN_KINDS: Final = frozenset((
@@ -48,6 +48,9 @@ def parts(place: Place) -> list[Part]:
         found.append(Part("model", "full-model"))
     if not found and distributed.is_here(names):
         return [Part("distributed", "ckpt-dcp")]
+    slices = tuple(file for name, file in sorted(names.items()) if layout.slice_of(name) is not None)
+    if not found and slices:
+        return [Part("slices", "rank-sharded", slices)]
     if not found and ranks.is_megatron(place.reader.tree.folders[place.folder].dirs):
         return [Part("megatron", "megatron")]
     return found or _containers(place)
@@ -97,7 +100,8 @@ def _containers(place: Place) -> list[Part]:
             if not name.endswith(".safetensors"):  # loaders go by the name and fail
                 parts.append(Part("torch", "ckpt", (file,)))
             else:
-                (loras if image_lora.dialect(place.reader.header(file).tensors) else models).append(file)
+                header = place.reader.header(file)
+                (loras if image_lora.dialect(header.tensors, header.metadata) else models).append(file)
         elif kind in sniff.PICKLED:
             if not _is_side_pickle(place, file):
                 parts.append(Part("torch", "ckpt", (file,)))

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from weighbridge.adapters import layout
-from weighbridge.adapters.beside import beside, shard_groups
+from weighbridge.adapters.beside import files_beside, shard_groups, shards_beside
 from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File
@@ -448,11 +448,13 @@ def blocking(faults: Iterable[Finding]) -> bool:
 def _sorted(
     base: WeightSet, tensors_here: Mapping[str, File], reader: Reader, index: File | None, form: Form
 ) -> WeightSet:
-    """Sort what lies beside a set; other pickles are told apart nowhere, they are only not part of it."""
+    """Sort what lies beside a set; single pickles are told apart nowhere, they are only not part of it."""
     lying = _rest(tensors_here, base)
+    base = shards_beside(base, lying, lambda file: form.header(file, reader), index)
     if form is SAFETENSORS:
-        return beside(base, lying, reader, index)
-    return replace(base, facts={**base.facts, "stale_files": []}, others=tuple(sorted(f.path for f in lying.values())))
+        return files_beside(base, lying, reader, index)
+    single = sorted(file.path for name, file in lying.items() if layout.shard_of(name) is None)
+    return replace(base, others=tuple(single))
 
 
 def _rest(tensors_here: Mapping[str, File], base: WeightSet) -> dict[str, File]:

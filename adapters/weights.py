@@ -1,6 +1,5 @@
-"""What a set of tensors amounts to: tensors, parameters, bytes, dtypes, and the logical size of packed weights."""
+"""What a set of tensors amounts to: tensors, parameters, bytes, dtypes."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,13 +9,6 @@ from weighbridge.registry.types import DtypeCount, Finding, WeightsFacts
 
 FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 CONFIG_DTYPES: Final = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "half": "F16"}
-_SIDE = re.compile(
-    r"\.(?:scales?|qzeros|g_idx|qweight_scale|weight_(?:scale|scale_inv|scale_2|zero_point|shape|g_idx|format)"
-    r"|(?:input|output|k|v|q|act)_(?:scale|zero_point)|SCB|absmax|quant_map|nested_absmax|nested_quant_map"
-    r"|quant_state(?:\..*)?|perm|biases)$"
-    r"|\.weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*)$"
-    r"|_scales$|\.zeros$"
-)
 
 
 @dataclass(frozen=True)
@@ -57,55 +49,15 @@ def main_dtype(tensors: Iterable[Tensor]) -> str | None:
     return max(sizes, key=lambda dtype: sizes[dtype], default=None)
 
 
-def is_packed(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether some weights are stored below 16 bits or packed into integers."""
-    return any(_logical(tensor, None, tensors) is not None for tensor in tensors.values())
-
-
-def parameters(tensors: Mapping[str, Tensor], *, bits: int | None = None, packed: bool = False) -> int:
-    """Return the number of parameters: for packed weights the logical one, without scales, zeros and indices."""
-    if not packed:
-        return sum(tensor.elements for tensor in tensors.values())
-    total = 0
-    for tensor in tensors.values():
-        if not is_side(tensor, tensors):
-            logical = _logical(tensor, bits, tensors)
-            total += tensor.elements if logical is None else logical
-    return total
-
-
-def is_side(tensor: Tensor, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a tensor is a scale, a zero point, an index or other help of packed weights."""
-    if tensor.dtype == "F8_E8M0" or _SIDE.search(tensor.name) is None:
-        return tensor.dtype == "F8_E8M0"
-    if tensor.name.endswith(".biases"):
-        return tensor.name.removesuffix(".biases") + ".scales" in tensors
-    return True
-
-
-def _logical(tensor: Tensor, bits: int | None, tensors: Mapping[str, Tensor]) -> int | None:
-    """Return how many weights a packed tensor holds, None for a plain one; without `bits` the stored elements."""
-    if is_side(tensor, tensors):
-        return None
-    stem, _, last = tensor.name.rpartition(".")
-    if tensor.dtype in {"I32", "U32"}:
-        if last not in {"qweight", "weight_packed"} and f"{stem}.scales" not in tensors:
-            return None
-        return tensor.elements * 32 // bits if bits else tensor.elements
-    if tensor.dtype == "U8":
-        blocks = last.endswith("_blocks") or last in {"weight", "qweight", "weight_packed"}
-        return tensor.elements * 8 // (bits if bits and bits < 8 else 4) if blocks else None
-    if tensor.dtype == "I8" or tensor.dtype.startswith(("F8_E4M3", "F8_E5M2", "F4", "F6")):
-        return tensor.elements
-    return None
-
-
 def summary(
-    tensors: Mapping[str, Tensor], *, bits: int | None = None, packed: bool = False, shards: int = 1
+    tensors: Mapping[str, Tensor], *, parameters: int | None = None, shards: int = 1
 ) -> tuple[dict[str, Any], WeightsFacts]:
-    """Return the tensor facts of a set under their fact names, and the same for a manifest."""
+    """Return the tensor facts of a set under their fact names, and the same for a manifest.
+
+    `parameters` is the logical number of packed weights (`packed_weights.parameters`), None to count every element.
+    """
     table = histogram(tensors.values())
-    count = parameters(tensors, bits=bits, packed=packed)
+    count = sum(tensor.elements for tensor in tensors.values()) if parameters is None else parameters
     size = sum(tensor.size for tensor in tensors.values())
     facts = {
         "tensor_count": len(tensors),

@@ -100,8 +100,7 @@ def _onnx(draft: Draft, files: tuple[File, ...], read: list[Directory]) -> None:
     known = place.reader.tree.files
     beside = sorted({path for path in data if path in known})
     draft.named = Named(root=place.folder, weights=tuple(dict.fromkeys([*(f.path for f in files), *beside])))
-    plain = [t for t in tensors if t.dtype in weights.FLOATS or not t.unsupported]
-    counted, _ = weights.summary(torch_weights.header_tensors(plain))
+    counted, _ = weights.summary(torch_weights.header_tensors([t for t in tensors if t.dtype != "STRING"]))
     draft.facts |= counted
     if beside:
         draft.facts["data_files"] = beside

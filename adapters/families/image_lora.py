@@ -15,7 +15,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import keys, layout, peft_config, values, weights
 from weighbridge.adapters.draft import Draft
@@ -55,6 +55,9 @@ _COMPONENTS: Final = (
 _TEXT_ENCODERS: Final = {"te": "text_encoder", "te1": "text_encoder", "te2": "text_encoder_2", "te3": "text_encoder_3"}
 _STEP_COPY = re.compile(r"(?P<stem>.+?)[-_](?:step)?(?P<step>[0-9]{4,9})\.safetensors")
 _RANK_LIMIT: Final = 1024
+_CONFIGS: Final = "lora_adapter_metadata"
+"""Where diffusers keeps the LoRA config of each component in a header (diffusers: LORA_ADAPTER_METADATA_KEY)."""
+
 _HINTS: Final = ("ss_base_model_version", "modelspec.architecture", "ss_sd_model_name", "base_model", "sshs_model_name")
 
 
@@ -63,11 +66,16 @@ class _Key(NamedTuple):
     half: str
 
 
-def dialect(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the artifact name of a file's tool by its keys, None for what is no LoRA or has PEFT's own names."""
+def dialect(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str | None:
+    """Return the artifact name of a file's tool by its keys, None for what is no LoRA or has PEFT's own names.
+
+    diffusers writes a component's LoRA under the component's own names, with the config in the header's metadata.
+    """
     names = tensors.keys()
     if any(name.startswith("base_model.") for name in names):
         return None
+    if _CONFIGS in (metadata or {}) and keys.is_lora(names):
+        return "diffusers-lora"
     if any(_KOHYA.match(name) for name in names):
         return "kohya-lora"
     if any(_CLONED.fullmatch(name) for name in names):
@@ -129,7 +137,7 @@ def step_copies(files: Iterable[File]) -> dict[str, str]:
 def judge(place: Place, file: File, *, several: bool = False, copies: tuple[str, ...] = ()) -> Draft:
     """Return one LoRA file of an image tool as a draft; `copies` are numbered copies of an earlier step."""
     header = header_of(file, place.reader)
-    name = dialect(header.tensors) or "diffusers-lora"
+    name = dialect(header.tensors, header.metadata) or "diffusers-lora"
     draft = Draft(place, name, "adapter", Named(root=place.folder, weights=(file.path,), copies=copies))
     draft.alone = file.path if several else None
     faults = file_findings(file, place.reader)
@@ -238,10 +246,11 @@ def _strength(
     modules: Mapping[str, Mapping[str, Tensor]],
     read: Mapping[str, int | float | None],
 ) -> None:
-    """Tell rank, alpha and scaling: of the header, of alpha tensors, or assumed."""
+    """Tell rank, alpha and scaling: of alpha tensors, of the header, or assumed."""
     ranks = {module: rank for module, parts in modules.items() if (rank := _rank_of(parts)) is not None}
-    stated_rank, stated_alpha = _stated(metadata)
-    alphas = {module: read[t.name] for module, parts in modules.items() if (t := parts.get("alpha")) and t.name in read}
+    configs = _configs(metadata)
+    only = next(iter(configs.values())) if len(configs) == 1 else {}
+    mine = {module: _config_of(module, configs) for module in ranks}
     facts = draft.facts
     different = sorted(set(ranks.values()))
     facts["ranks"] = different
@@ -249,23 +258,34 @@ def _strength(
         facts["rank_from_shapes"] = Counter(ranks.values()).most_common(1)[0][0]
     if len(different) > 1:
         facts["rank_by_module"] = _by_module(ranks)
-    facts["rank"] = different[0] if len(different) == 1 else stated_rank
-    shown = {value for value in alphas.values() if value is not None}
-    covered = bool(ranks) and all(alphas.get(module) is not None for module in ranks)
-    facts["alpha"] = next(iter(shown)) if covered and len(shown) == 1 else stated_alpha if not shown else None
+    stated = peft_config.number(only.get("r")) or _decimal(metadata.get("ss_network_dim"))
+    facts["rank"] = different[0] if len(different) == 1 else stated
+    alphas: dict[str, int | float] = {}
     strengths: dict[str, float] = {}
     for module, rank in ranks.items():
-        alpha = alphas.get(module)
-        alpha = alpha if alpha is not None else stated_alpha
-        if alpha is not None and rank:
-            strengths[module] = alpha / rank
-    if len(strengths) == len(ranks) and ranks:
+        own = modules[module].get("alpha")
+        alpha = read.get(own.name) if own is not None else None
+        config, path = mine[module]
+        if alpha is None:
+            alpha = peft_config.in_pattern(peft_config.patterns(config, "alpha_pattern"), path)
+        if alpha is None:
+            alpha = peft_config.number(config.get("lora_alpha"))
+        strength = peft_config.strength(rank, alpha, stabilised=config.get("use_rslora") is True)
+        if alpha is not None and strength is not None:
+            alphas[module], strengths[module] = alpha, strength
+    shown = set(alphas.values())
+    covered = bool(ranks) and len(alphas) == len(ranks)
+    written = any("alpha" in modules[module] for module in ranks)
+    usual = None if written else peft_config.number(only.get("lora_alpha"))
+    facts["alpha"] = shown.pop() if covered and len(shown) == 1 else usual
+    _ranks_stated(draft, subject, ranks, mine)
+    facts["scaling"] = None
+    if covered:
         every = set(strengths.values())
         facts["scaling"] = every.pop() if len(every) == 1 else None
-        if len(set(strengths.values())) > 1:
+        if every:
             facts["scaling_by_module"] = _by_module(strengths)
         return
-    facts["scaling"] = None
     if not ranks:
         return
     facts["assumed_scaling"] = 1.0
@@ -284,6 +304,34 @@ def _strength(
     )
 
 
+def _ranks_stated(
+    draft: Draft, subject: str, ranks: Mapping[str, int], mine: Mapping[str, tuple[Mapping[str, Any], str]]
+) -> None:
+    """Find modules whose matrices have another rank than the config in the header states, which then fits nothing."""
+    wrong: dict[str, float] = {}
+    for module, rank in ranks.items():
+        config, path = mine[module]
+        special = peft_config.in_pattern(peft_config.patterns(config, "rank_pattern"), path)
+        stated = special if special is not None else peft_config.number(config.get("r"))
+        if stated is not None and stated != rank:
+            wrong[module] = stated
+    if not wrong:
+        return
+    module = min(wrong)
+    draft.findings.append(
+        findings.finding(
+            "rank-mismatch",
+            subject,
+            f"the config in the header says rank {wrong[module]:g}, the matrices of {len(wrong)} modules have another, "
+            f"such as {module} with {ranks[module]}: the adapter would not load",
+            "save it again with the config of its training",
+            rank=wrong[module],
+            rank_from_shapes=draft.facts["rank_from_shapes"],
+            modules=sorted(wrong)[:50],
+        )
+    )
+
+
 def _by_module(table: Mapping[str, int | float]) -> dict[str, int | float]:
     """Return the values that differ from the usual one, which is `default` where most modules have it."""
     ordered = Counter(table.values()).most_common(2)
@@ -293,18 +341,28 @@ def _by_module(table: Mapping[str, int | float]) -> dict[str, int | float]:
     return {**{module: value for module, value in table.items() if value != usual}, "default": usual}
 
 
-def _stated(metadata: Mapping[str, str]) -> tuple[int | float | None, int | float | None]:
-    """Return (rank, alpha) that the header's metadata state for all modules."""
+def _configs(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the LoRA config that the header states for each component; `""` where it is for the whole file."""
     try:
-        table = json.loads(metadata.get("lora_adapter_metadata", ""))
+        table = json.loads(metadata.get(_CONFIGS, ""))
     except (ValueError, RecursionError):
         table = None
-    if isinstance(table, dict):
-        ranks = {value for key, value in table.items() if key.rpartition(".")[2] == "r"}
-        alphas = {value for key, value in table.items() if key.rpartition(".")[2] == "lora_alpha"}
-        found = [peft_config.number(next(iter(each))) if len(each) == 1 else None for each in (ranks, alphas)]
-        return found[0], found[1]
-    return _decimal(metadata.get("ss_network_dim")), _decimal(metadata.get("ss_network_alpha"))
+    if not isinstance(table, dict):
+        alpha = _decimal(metadata.get("ss_network_alpha"))
+        return {"": {"lora_alpha": alpha}} if alpha is not None else {}
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in table.items():
+        component, _, name = key.rpartition(".")
+        found.setdefault(component, {})[name] = value
+    return found
+
+
+def _config_of(module: str, configs: Mapping[str, dict[str, Any]]) -> tuple[Mapping[str, Any], str]:
+    """Return the config that covers a module, and the module's path inside its component."""
+    for component, config in configs.items():
+        if component and module.startswith(component + "."):
+            return config, module[len(component) + 1 :]
+    return (next(iter(configs.values())), module) if len(configs) == 1 else ({}, module)
 
 
 def _decimal(text: str | None) -> int | float | None:

@@ -12,7 +12,7 @@ from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
-from weighbridge.adapters.whole import some
+from weighbridge.adapters.whole import file_findings, some
 from weighbridge.registry import findings
 
 _NAMES: Final = (
@@ -86,6 +86,38 @@ def judge(place: Place, files: tuple[File, ...]) -> Draft:
             files[0].path,
             f"{len(files)} files hold one rank's part each: how the parts of a tensor fit together is not in them",
             "put them together with the framework that saved them, then publish the result",
+            world_size=world,
+        )
+    )
+    return draft
+
+
+def judge_slices(place: Place, files: tuple[File, ...]) -> Draft:
+    """Return safetensors that hold a rank's part of each tensor as a draft; they count ranks from one.
+
+    Their headers say where a part lies in its tensor and not how large the tensor is: that the last rank is there
+    cannot be seen, so they are never put together here.
+    """
+    draft = Draft(place, "rank-sharded", None, Named(root=place.folder, slices=tuple(f.path for f in files)))
+    known = {told for file in files if (told := layout.slice_of(file.name)) is not None}
+    world = max(rank for rank, _ in known)
+    draft.facts |= {"world_size": world, "ranks_found": len({rank for rank, _ in known}), "pickle_format": False}
+    missing = [
+        place.path(f"shard-{rank:05d}-{rest}")
+        for rest in sorted({rest for _, rest in known})
+        for rank in range(1, world + 1)
+        if (rank, rest) not in known
+    ]
+    if missing:
+        draft.add({"missing_files": missing}, [_missing(place, missing, world)])
+    for file in files:
+        draft.findings.extend(file_findings(file, place.reader))
+    draft.findings.append(
+        findings.finding(
+            "rank-files",
+            files[0].path,
+            f"{len(files)} files hold one rank's part of each tensor",
+            "join them with torch.distributed.checkpoint's consolidate_safetensors_files, then publish the result",
             world_size=world,
         )
     )

@@ -33,8 +33,9 @@ DTYPES: Final[dict[int, str]] = {
     1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 8: "STRING", 9: "BOOL", 10: "F16", 11: "F64",
     12: "U32", 13: "U64", 14: "C64", 15: "C128", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2",
     20: "F8_E5M2FNUZ", 21: "U4", 22: "I4", 23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
+    27: "F6_E2M3", 28: "F6_E3M2",
 }  # fmt: skip
-"""TensorProto.DataType."""
+"""TensorProto.DataType, as of onnx 1.23."""
 
 _SMALL_BITS: Final = {"U4": 4, "I4": 4, "U2": 2, "I2": 2, "STRING": 0}
 _TYPED_DATA: Final = frozenset({4, 5, 6, 7, 10, 11})

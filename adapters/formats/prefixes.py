@@ -37,6 +37,9 @@ _SIDE = re.compile(
     r"iou|psnr|ssim|fid|lpips|mae|mse|rmse|confmat|perplexity)(?:_.*)?",
     re.IGNORECASE,
 )
+_COUNTER: Final = "n_averaged"
+"""What torch's AveragedModel counts in, beside the model that it holds as `module`."""
+
 _AVERAGED = re.compile(r"(?:model_)?(?:ema|averaged?_model|swa_model|ema_model|model_ema|shadow)", re.IGNORECASE)
 _DEPTH: Final = 8
 
@@ -75,6 +78,8 @@ def strip(names: Sequence[str], *, lightning: bool = False, base: Collection[str
 
 def _main(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Part the model's names from losses, metrics and averages; a table of nothing but such names stays whole."""
+    if _COUNTER in names and len(names) > 1 and all(name == _COUNTER or name.startswith(OUTER) for name in names):
+        return [name for name in names if name != _COUNTER], [_COUNTER]
     side = {segment for segment in {_segment(name) for name in names} if _SIDE.fullmatch(segment) or _average(segment)}
     main = [name for name in names if _segment(name) not in side or "." not in name]
     if not side or not main:

@@ -99,4 +99,6 @@ def _inside_zip(path: Path) -> str:
         return "torchscript"
     if "data.pkl" in tails:
         return "torch-zip"
+    if "archive_format" in tails:
+        return "torch-export"
     return "npz" if names and all(name.endswith(".npy") for name in names) else "zip"

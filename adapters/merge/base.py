@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from weighbridge.adapters import fit, layout, listing, quantization, shards, weights
+from weighbridge.adapters import fit, layout, listing, packed_weights, quantization, shards, weights
 from weighbridge.adapters.merge.values import Origin, Source
 from weighbridge.adapters.reading import Place, Reader
 from weighbridge.adapters.weights import WeightSet
@@ -102,7 +102,7 @@ def source(path: Path) -> Source:
 def refusals(base: Base, beside: Mapping[str, Any] | None, subject: str) -> list[Finding]:
     """Return what forbids merging into a base: weights that are not stored as plain numbers."""
     packing = quantization.of(base.config, beside)
-    packed = weights.is_packed(base.weights.tensors)
+    packed = packed_weights.is_packed(base.weights.tensors)
     if not packed:
         return []
     method = packing.method if packing is not None else "an unknown method"
