@@ -55,9 +55,10 @@ def error_page() -> str:
     for kind in sorted(errors.kinds(), key=lambda k: (k.exit_code, k.code)):
         meaning = (kind.__doc__ or "").splitlines()[0]
         lines.append(f"| {kind.exit_code} | `{kind.code}` | {meaning} |")
-    lines.append(
-        "\n0 is success, 130 an interrupt. `inspect` ends 0 on accept and warn, 5 on refuse, 8 on wait;\n`diagnose` 0 when it found nothing, 5 when it found a cause, 8 when the folder is not finished."
-    )
+    lines += [
+        "\n0 is success, 130 an interrupt. `inspect` ends 0 on accept and warn, 5 on refuse, 8 on wait;",
+        "`diagnose` 0 when it found nothing, 5 when it found a cause, 8 when the folder is not finished.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -89,9 +90,9 @@ def diagnose_page() -> str:
         "# Diagnose\n",
         NOTE
         + "`registry diagnose PATH` looks for every cause below in the files; with `--error TEXT`, or a whole log on",
-        "standard input (`--error -`), those that explain the text come first. A cause is told only where it is really",
-        "there, with the file and the figure, and with the command that mends it. *note* explains and is no fault: it is",
-        "told only where a text asks for it. Texts are matched without regard to case, in one line or across one wrap.\n",
+        "standard input (`--error -`), those that explain the text come first. A cause is told only where it is there,",
+        "with the file, the figure and the command that mends it. *note* explains and is no fault: it is told only where",
+        "a text asks for it. Texts are matched without regard to case, in one line or across one wrap.\n",
         "| row of the tables | symptoms |\n|---|---|",
     ]
     for row, names in ROWS.items():
