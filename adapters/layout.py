@@ -102,6 +102,9 @@ _WEIGHT_SUFFIXES: Final = (
     ".msgpack",
     ".pkl",
     ".nemo",
+    ".engine",
+    ".plan",
+    ".trt",
 )
 _INDEX_SUFFIX: Final = ".index.json"
 

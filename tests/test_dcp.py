@@ -1,9 +1,7 @@
 """Torch distributed checkpoints: every tensor from .metadata, every piece in a file that is there, nothing imported."""
 
 import pickle
-import shutil
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +73,9 @@ def test_pieces_must_cover_their_tensor(tmp_path: Path) -> None:
     directory = dcp.read(folder(tmp_path / "checkpoint", metadata(part), WHOLE))
     assert [(h.code, h.subject) for h in directory.hazards] == [("tensor-incomplete", "w")]
     beyond = {"w": ((2, 4), [((2, 0), (2, 4), "__0_0.distcp", 0, len(PIECE))])}
-    assert "tensor-outside" in [h.code for h in dcp.read(folder(tmp_path / "checkpoint", metadata(beyond), WHOLE)).hazards]
+    assert "tensor-outside" in [
+        h.code for h in dcp.read(folder(tmp_path / "checkpoint", metadata(beyond), WHOLE)).hazards
+    ]
 
 
 def test_a_path_out_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from weighbridge.adapters.diagnose.table import ROWS, RULES
 from weighbridge.registry.findings import CODES
 from weighbridge_testlib.ailments import AILMENTS, Asked, Dice
 
-SEEDS = range(4)
+SEEDS = range(3)
 NOWHERE = {"HOME": "/nonexistent"}
 ELSEWHERE = {
     "license-denied", "file-name-unsafe", "file-extra", "file-missing", "file-size", "file-damaged", "manifest-damaged",
@@ -57,15 +57,17 @@ def test_a_rule_is_silent_where_its_cause_is_not(tmp_path: Path, name: str, seed
     asked = ailment.well(tmp_path, Dice(seed))
     for text in (*ailment.said, None):
         assert name not in {cause.rule for cause in ask(asked, text).causes}
+    # A complete ZeRO folder is no sound model: that its weights are in rank files alone is said of it.
+    assert {cause.rule for cause in ask(asked).causes} == ({"zero-only"} if name == "rank-file-gone" else set())
 
 
 def test_every_rule_has_both_folders() -> None:
     """The table of rules and the table of folders name the same rules, each once."""
-    assert Counter(rule.name for rule in RULES) == Counter(AILMENTS)
+    assert Counter(rule.name for rule in RULES) == Counter(list(AILMENTS))
 
 
 def test_the_tables_hold_together() -> None:
-    """Rules name known symptoms, stages and codes; every symptom has a rule, every row of the source tables a symptom."""
+    """Rules name known symptoms, stages and codes; every symptom has a rule, every row of the tables a symptom."""
     for rule in RULES:
         assert set(rule.symptoms) <= set(SYMPTOMS), rule.name
         assert rule.symptoms, rule.name

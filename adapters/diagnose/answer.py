@@ -9,6 +9,7 @@ from weighbridge.adapters import layout, license, listing, shards  # noqa: A004 
 from weighbridge.adapters.diagnose import against
 from weighbridge.adapters.diagnose import text as texts
 from weighbridge.adapters.diagnose.against import Against
+from weighbridge.adapters.diagnose.container import CUT, DAMAGED
 from weighbridge.adapters.diagnose.papers import papers
 from weighbridge.adapters.diagnose.rule import STAGES, Case, Cause, Evidence, Rule
 from weighbridge.adapters.diagnose.symptoms import SYMPTOMS
@@ -26,6 +27,9 @@ from weighbridge.registry.types import Value
 SCHEMA: Final = "weighbridge/diagnose/1"
 _GRAVITY: Final = {"block": 0, "warn": 1, "note": 2}
 _DATA_LIMIT: Final = 50
+_TORN: Final = frozenset(
+    {*CUT, *DAMAGED, "lfs-pointer", "link-dangling", "shard-missing", "suffix-lies", "index-damaged", "index-missing"}
+)
 _TABLES: Final = (layout.MODEL_CONFIG, layout.ADAPTER_CONFIG, "quantize_config.json", "tokenizer.json")
 
 
@@ -163,6 +167,7 @@ def _case(path: Path, one: Artifact, seen: Inspection, reader: Reader, told: Tex
         tables=tables,
         against=None,
         text=told,
+        whole=not any(f.code in _TORN for f in one.findings),
     )
 
 

@@ -108,7 +108,9 @@ def _special(case: Case) -> Iterable[Evidence]:
 def _names(case: Case) -> Iterable[Evidence]:
     """Compare the names of a model with its base's."""
     against = case.against
-    if against is None or case.is_adapter or against.prefix or not (against.missing or against.extra):
+    if against is None or case.is_adapter or against.prefix or not case.whole:
+        return
+    if not (against.missing or against.extra):
         return
     parts = (
         [f"{len(against.missing)} of the base's tensors are not here ({some(against.missing)})"]

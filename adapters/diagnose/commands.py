@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+_ENDS: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".engine", ".plan", ".trt")
 _COPY: Final = (
     "[shutil.copy(f, d) for f in s.iterdir() "
     "if f.is_file() and f.suffix in {'.json', '.jinja', '.model', '.txt', '.md'}]"
@@ -38,7 +39,8 @@ def python(code: str) -> str:
 def beside(path: Path, ending: str) -> Path:
     """Return a new name beside a folder or file; of `.` and `..` the real name is taken."""
     whole = path if path.name not in {"", ".."} else path.resolve()
-    return whole.with_name(f"{whole.name.removesuffix('.safetensors')}-{ending}")
+    stem = next((whole.name.removesuffix(end) for end in _ENDS if whole.name.endswith(end)), whole.name)
+    return whole.with_name(f"{stem}-{ending}")
 
 
 def inspect(path: Path | str) -> str:

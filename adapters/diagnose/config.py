@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from weighbridge.adapters import layout
+from weighbridge.adapters import code_files, layout
 from weighbridge.adapters.diagnose import commands
 from weighbridge.adapters.diagnose.container import again
 from weighbridge.adapters.diagnose.papers import TOKENIZERS
 from weighbridge.adapters.diagnose.rule import Case, Evidence, Rule, linked
+from weighbridge.adapters.whole import some
 from weighbridge.registry.types import Finding
 
 _STAGE: Final = "config"
@@ -244,9 +245,22 @@ def _no_tokenizer(case: Case) -> Iterable[Evidence]:
     )
 
 
-def _code(case: Case, _: Finding) -> tuple[str, ...]:
-    source = "BASE_FOLDER" if case.against is None else commands.quoted(case.against.root)
-    return (f"cp -n {source}/*.py {commands.quoted(case.folder)}/",)
+def _code_absent(case: Case) -> Iterable[Evidence]:
+    """Find Python files that auto_map names and that are not in the folder; those of other repositories never are."""
+    if not case.config.get("auto_map") or case.artifact.config is None:
+        return
+    wanted = sorted(name for name in code_files.needed(case.path(case.artifact.config)) if "--" not in name)
+    gone = [name for name in wanted if not (case.folder / name).is_file()]
+    if gone:
+        source = "BASE_FOLDER" if case.against is None else commands.quoted(case.against.root)
+        yield Evidence(
+            gone[0],
+            f"{some(gone)} {'is' if len(gone) == 1 else 'are'} not in {case.folder}, and the config's auto_map needs "
+            f"{'it' if len(gone) == 1 else 'them'}",
+            tuple(f"cp -n {source}/{commands.quoted(name)} {commands.quoted(case.folder)}/" for name in gone[:8]),
+            finding="code-missing",
+            data={"files": gone},
+        )
 
 
 RULES: Final = (
@@ -321,11 +335,12 @@ RULES: Final = (
         "install a newer version of the library",
         _type_new,
     ),
-    linked(
-        "code-absent", _STAGE, "block", ("remote-code", "files-missing", "class-not-found"), ("code-missing",),
+    Rule(
+        "code-absent", _STAGE, "block", ("remote-code", "files-missing", "class-not-found"),
         "the config names Python files that are not in the folder",
         "copy the model's own Python files beside its config",
-        _code,
+        _code_absent,
+        ("code-missing",),
     ),
     linked(
         "code-needed", _STAGE, "note", ("remote-code", "config-field-unknown"), ("remote-code",),

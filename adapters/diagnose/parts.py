@@ -70,6 +70,24 @@ def _distributed_only(case: Case) -> Iterable[Evidence]:
     )
 
 
+def _megatron(case: Case) -> Iterable[Evidence]:
+    """Hand on what is cut over model-parallel ranks, and find a whole Megatron checkpoint, which is so by nature."""
+    for one in case.findings:
+        if one.code == "rank-files":
+            yield Evidence(one.subject, one.message, (), None, one.fix, one.code, one.data)
+    if case.artifact.artifact != "megatron" or any(f.severity == "block" for f in case.findings):
+        return
+    facts = case.facts
+    yield Evidence(
+        case.artifact.relative,
+        f"a Megatron checkpoint, cut over {facts.get('tensor_parallel_size') or '?'} tensor-parallel and "
+        f"{facts.get('pipeline_parallel_size') or '?'} pipeline ranks: no other program reads it",
+        (("python tools/checkpoint/convert.py --model-type GPT --load-dir "
+         f"{commands.quoted(case.folder.parent)} --save-dir "
+         f"{commands.quoted(commands.beside(case.folder, 'converted'))}"),),
+    )  # fmt: skip
+
+
 def _zero_huge(case: Case) -> Iterable[Evidence]:
     """Weigh what only training needs against what a model needs to run."""
     needed = sum(f.size for f in case.artifact.files if f.publish)
@@ -183,10 +201,12 @@ RULES: Final = (
         "a part of the training state is missing: training cannot go on from here",
         "copy the missing state, or go on from an earlier checkpoint",
     ),
-    linked(
-        "rank-files-only", _STAGE, "block", ("files-missing", "size-mismatch", "zero-ranks"), ("rank-files",),
+    Rule(
+        "rank-files-only", _STAGE, "block", ("files-missing", "size-mismatch", "zero-ranks"),
         "the weights are cut over model-parallel ranks, in the layout of the framework that saved them",
         "put them together with that framework's own converter",
+        _megatron,
+        ("rank-files",),
     ),
     Rule(
         "parallel-slice", _STAGE, "block", ("size-mismatch", "garbage-output"),

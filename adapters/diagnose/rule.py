@@ -39,6 +39,8 @@ class Case(NamedTuple):
     """Small JSON documents beside the weights, by name."""
     against: Against | None
     text: Text | None
+    whole: bool = True
+    """Every file of the set is there and sound, so that what is not in the tensors is nowhere."""
 
     @property
     def facts(self) -> Mapping[str, Any]:

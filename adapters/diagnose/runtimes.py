@@ -24,11 +24,10 @@ def _pickled(case: Case) -> Iterable[Evidence]:
     files = [f for f in case.artifact.files if f.role == "weights"] or [
         f for f in case.artifact.files if layout.is_model_pickle(f.path.rpartition("/")[2])
     ]
-    if (
-        not facts.get("pickle_format")
-        or case.artifact.artifact in {"deepspeed-zero", "ckpt-dcp", "megatron"}
-        or not files
-    ):
+    ranks = case.artifact.artifact in {"deepspeed-zero", "ckpt-dcp", "megatron"}
+    if not facts.get("pickle_format") or case.artifact.kind is None or ranks or not files:
+        return
+    if any(f.code in {"runs-code", "whole-object", "torchscript"} for f in case.findings):
         return
     foreign = facts.get("foreign_globals") or []
     loads = facts.get("weights_only_loadable")
@@ -135,9 +134,9 @@ def _engine(case: Case) -> Iterable[Evidence]:
     """Tell what an engine is bound to."""
     for one in case.findings:
         if one.code == "not-portable":
-            bound = ", ".join(
-                f"{key} {value}" for key, value in sorted(one.data.items()) if isinstance(value, (str, int))
-            )
+            binding = case.facts.get("binding")
+            table = binding if isinstance(binding, dict) else {}
+            bound = ", ".join(f"{key} {value}" for key, value in sorted(table.items()))
             target = commands.quoted(commands.beside(case.path(one.subject), "rebuilt.engine"))
             yield Evidence(
                 one.subject,
@@ -145,7 +144,7 @@ def _engine(case: Case) -> Iterable[Evidence]:
                 "another version or GPU does not open it",
                 (f"trtexec --onnx=MODEL.onnx --saveEngine={target}",),
                 finding=one.code,
-                data=one.data,
+                data={"binding": table},
             )
 
 
@@ -179,6 +178,7 @@ RULES: Final = (
         "the pickle names classes or functions of somebody's package",
         "take the tensors out as safetensors, which needs no package",
         _extract,
+        when=lambda case: case.artifact.kind is not None,
     ),
     linked(
         "program-inside", _STAGE, "warn", ("class-not-found", "unsafe-pickle", "file-broken"), ("torchscript",),

@@ -64,7 +64,7 @@ def _against_config(case: Case) -> Iterable[Evidence]:
 def _layers(case: Case) -> Iterable[Evidence]:
     """Compare the number of layers in the names with the one in the config."""
     stated = case.config.get("num_hidden_layers")
-    if case.is_adapter or not isinstance(stated, int) or not case.tensors:
+    if case.is_adapter or not isinstance(stated, int) or not case.tensors or not case.whole:
         return
     numbers = {int(n) for name in case.tensors if (n := _layer(name)) is not None}
     if not numbers or max(numbers) + 1 == stated or len(numbers) != max(numbers) + 1:

@@ -1,4 +1,4 @@
-"""Torch distributed checkpoints written byte by byte: `.metadata` as torch pickles it, and the files with the pieces."""
+"""Torch distributed checkpoints written byte by byte: `.metadata` as torch pickles it, and the files with pieces."""
 
 import shutil
 from collections.abc import Mapping

@@ -246,7 +246,7 @@ def _huge(root: Path, dice: Dice) -> Asked:
 
 AILMENTS: Final[dict[str, Ailment]] = {
     "file-cut": Ailment(_cut, m.sound_model, (_HEADER + "incomplete metadata, file not fully covered",)),
-    "file-damaged": Ailment(_damaged, m.sound_adapter, (_HEADER + "invalid JSON in header", "MetadataIncompleteBuffer")),
+    "file-damaged": Ailment(_damaged, m.sound_adapter, (_HEADER + "invalid JSON", "MetadataIncompleteBuffer")),
     "pointer-not-fetched": Ailment(_pointer, m.sound_model, (_HEADER + "header too large", "invalid load key, 'v'.")),
     "link-to-nothing": Ailment(_dangling, m.sound_adapter, ("FileNotFoundError: No such file or directory: 'x'",)),
     "other-format": Ailment(_other_format, m.sound_model, ("WeightsUnpickler error: \n\nUnsupported operand 32",)),
@@ -271,7 +271,7 @@ AILMENTS: Final[dict[str, Ailment]] = {
     "index-unusable": Ailment(
         _index_gone, _sharded, ("OSError: Error no file named model.safetensors, or pytorch_model.bin, found in x.",)
     ),
-    "index-wrong": Ailment(_index_wrong, _sharded, ("SafetensorError: File does not contain tensor model.norm.weight",)),
+    "index-wrong": Ailment(_index_wrong, _sharded, ("SafetensorError: File does not contain tensor model.norm",)),
     "save-mixed": Ailment(_stale, _sharded, ("the output is garbage",)),
     "not-gathered": Ailment(
         _empty, m.sound_adapter,

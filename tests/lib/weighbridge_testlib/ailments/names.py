@@ -1,5 +1,6 @@
 """Folders for the rules of names and values."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,14 +26,14 @@ def _odd_keys(root: Path, dice: Dice) -> Asked:
     size = m.shape(dice, inner=32)
     targets = dice.some(["q_proj", "v_proj"])
     made = m.lora(size, 4, targets)
-    how = dice.number(0, 3)
-    change = (
+    outer = dice.of(["module.", "_orig_mod.", "base_model.model."])
+    changes: list[Callable[[str], str]] = [
         lambda k: k.removeprefix("base_model.model."),
-        lambda k: dice_prefix + k,
+        lambda k: outer + k,
         lambda k: k.replace(".lora_A.", ".lora_A.mine.").replace(".lora_B.", ".lora_B.mine."),
         lambda k: k.replace("layers.", "layers._fsdp_wrapped_module."),
-    )[how]
-    dice_prefix = dice.of(["module.", "_orig_mod.", "base_model.model."])
+    ]
+    change = dice.of(changes)
     renamed = {change(k): t for k, t in made.items()}
     return Asked(m.adapter(dice.folder(root), dice, size, rank=4, targets=targets, tensors=renamed))
 
@@ -190,7 +191,9 @@ def _packed(
 
 
 def _packed_broken(root: Path, dice: Dice) -> Asked:
-    return dice.of([lambda: _packed(root, dice, scales=False), lambda: _packed(root, dice, bits=8)])()
+    if dice.of([True, False]):
+        return _packed(root, dice, scales=False)
+    return _packed(root, dice, bits=8)
 
 
 def _packed_twice(root: Path, dice: Dice) -> Asked:
@@ -257,6 +260,6 @@ AILMENTS: Final[dict[str, Ailment]] = {
         ("gptq quantization is not fully optimized yet. The speed can be slower than non-quantized models.",),
     ),
     "quantization-library": Ailment(
-        _packed, m.sound_model, ("ImportError: Loading a GPTQ quantized model requires optimum (`pip install optimum`)",)
+        _packed, m.sound_model, ("ImportError: Loading a GPTQ quantized model requires optimum (`pip install`)",)
     ),
 }  # fmt: skip

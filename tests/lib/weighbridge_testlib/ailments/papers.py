@@ -127,7 +127,7 @@ def _rank(root: Path, dice: Dice) -> Asked:
 def _sizes(root: Path, dice: Dice) -> Asked:
     size = m.shape(dice)
     # Neither number divides the stored one, as a slice of a parallel save would.
-    wrong: dict[str, int] = dice.of([{"intermediate_size": size.inner + 8}, {"hidden_size": size.hidden + 8}])
+    wrong: dict[str, Any] = dice.of([{"intermediate_size": size.inner + 8}, {"hidden_size": size.hidden + 8}])
     return Asked(m.model(dice.folder(root), size, **wrong))
 
 
@@ -174,8 +174,8 @@ AILMENTS: Final[dict[str, Ailment]] = {
     ),
     "type-of-newer-library": Ailment(
         _new_type, m.sound_model,
-        ("ValueError: The checkpoint you are trying to load has model type `quokka9` but Transformers does not "
-         "recognize this architecture.",),
+        (("ValueError: The checkpoint you are trying to load has model type `quokka9` but Transformers does not "
+         "recognize this architecture."),),
     ),
     "code-absent": Ailment(
         lambda root, dice: _coded(root, dice, whole=False), _coded,
@@ -183,10 +183,10 @@ AILMENTS: Final[dict[str, Ailment]] = {
     ),
     "code-needed": Ailment(
         _coded, m.sound_model,
-        ("ValueError: The repository /x contains custom code which must be executed to correctly load the model. You "
-         "can pass the argument `trust_remote_code=True` to allow custom code to be run.",),
+        (("ValueError: The repository /x contains custom code which must be executed to correctly load the model. You "
+         "can pass the argument `trust_remote_code=True` to allow custom code to be run."),),
     ),
-    "sampling-conflict": Ailment(_sampling, m.sound_model, ("ValueError: GenerationConfig is invalid: \n- `temperature`",)),
+    "sampling-conflict": Ailment(_sampling, m.sound_model, ("ValueError: GenerationConfig is invalid: \n- `top_p`",)),
     "quantization-left": Ailment(
         _leftover, m.sound_model,
         ("ImportError: Using `bitsandbytes` 4-bit quantization requires bitsandbytes: `pip install -U bitsandbytes`",),
@@ -201,7 +201,8 @@ AILMENTS: Final[dict[str, Ailment]] = {
     "vocabulary-differs": Ailment(
         _vocabulary, m.sound_model,
         ("size mismatch for model.embed_tokens.weight: copying a param with shape torch.Size([32, 16]) from checkpoint",
-         "lm_head.weight | MISMATCH | Reinit due to size mismatch - ckpt: torch.Size([3, 16]) vs model:torch.Size([4, 16])"),
+         ("lm_head.weight | MISMATCH | Reinit due to size mismatch - ckpt: torch.Size([3, 16]) vs "
+         "model:torch.Size([4, 16])")),
     ),
     "ids-beyond-rows": Ailment(
         _ids, m.sound_model, ("IndexError: index out of range in self", "CUDA error: device-side assert triggered")
@@ -210,14 +211,15 @@ AILMENTS: Final[dict[str, Ailment]] = {
     "config-of-another": Ailment(_sizes, m.sound_model, ("RuntimeError: size mismatch for mlp.up_proj.weight",)),
     "layers-differ": Ailment(
         _layers, m.sound_model,
-        ("Some weights of LlamaForCausalLM were not initialized from the model checkpoint at /x and are newly "
-         "initialized: ['model.layers.7.mlp.up_proj.weight']",),
+        (("Some weights of LlamaForCausalLM were not initialized from the model checkpoint at /x and are newly "
+         "initialized: ['model.layers.7.mlp.up_proj.weight']"),),
     ),
     "shape-in-text": Ailment(
         _fixed_shape,
         lambda root, dice: _fixed_shape(root, dice, rows=41),
         tuple(
-            f"size mismatch for {prefix}model.embed_tokens.weight: copying a param with shape torch.Size([40, {hidden}]) from "
+            f"size mismatch for {prefix}model.embed_tokens.weight: copying a param with shape torch.Size([40, "
+            f"{hidden}]) from "
             f"checkpoint, the shape in current model is torch.Size([32, {hidden}])."
             for prefix in ("", "base_model.model.")
             for hidden in (16, 24, 32)
