@@ -83,7 +83,7 @@ def diagnose(
     unsure: list[str] = []
     bases: list[str] = []
     reader = Reader(listing.read_tree(path, ignore))
-    for one in seen.artifacts:
+    for one in seen.artifacts or [_unknown(seen)]:
         case = _case(path, one, seen, reader, told)
         where = against.find_base(one, base, world)
         if where is None and base is not None:
@@ -171,10 +171,24 @@ def _case(path: Path, one: Artifact, seen: Inspection, reader: Reader, told: Tex
     )
 
 
+def _unknown(seen: Inspection) -> Artifact:
+    """Return a folder in which nothing was recognised as if it were an artifact, so that its findings are judged."""
+    return Artifact(
+        root=os.fspath(Path(seen.path).absolute()),
+        relative=".",
+        artifact="unknown",
+        kind=None,
+        outcome=seen.outcome,
+        facts=seen.facts,
+        findings=seen.findings,
+        files=seen.files,
+    )
+
+
 def _about(subject: str, one: Artifact, seen: Inspection) -> bool:
     """Return whether a finding of the whole folder is told with this artifact: by its path, else with the first one."""
     owners = [a for a in seen.artifacts if subject == a.relative or subject.startswith(f"{a.relative}/")]
-    return one is owners[0] if owners else one is seen.artifacts[0]
+    return one is owners[0] if owners else one in seen.artifacts[:1]
 
 
 def _tensors(one: Artifact, place: Place) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -35,13 +35,15 @@ def _prefixed(case: Case) -> Iterable[Evidence]:
         f"{'all ' if prefix else 'some of '}{len(case.tensors)} names hold the wrapper's segment '{segment}', such as "
         f"{example}: a loader knows none of them and makes the weights up",
         _renamed(case, new),
+        "warn" if case.artifact.artifact == "ckpt" else None,  # what a training loop saves, its own loader takes off
         data={"prefix": prefix, "segments": list(inner)},
     )
 
 
 def _renamed(case: Case, new: str) -> tuple[str, ...]:
     if case.facts.get("pickle_format"):
-        return (commands.extract(case.folder),)
+        lone = case.artifact.artifact == "ckpt" and case.owners
+        return (commands.extract(case.path(next(iter(case.owners.values()))) if lone else case.folder),)
     return (commands.rename_keys(case.folder, new),)
 
 

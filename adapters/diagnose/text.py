@@ -70,7 +70,7 @@ def read(text: str) -> Text:
             clean = _clean(raw)
             if clean:
                 lines.append(Line(number, clean, clean.lower()))
-    return Text(tuple(lines), text.count("\n") + 1, middle > 0, "\n".join(line.plain for line in lines))
+    return Text(tuple(lines), text.count("\n") + 1, middle > 0, " ".join(line.plain for line in lines))
 
 
 def find(text: Text, patterns: Iterable[Pattern]) -> Line | None:
@@ -131,10 +131,10 @@ def _clean(raw: str) -> str:
 def _within(lines: tuple[Line, ...], at: int, pattern: Pattern) -> bool:
     """Return whether a pattern begins in a line and ends in it or in the next one."""
     own = lines[at].plain
-    place = own.find(pattern[0])
-    if place < 0:
-        return False
     whole = own if at + 1 >= len(lines) else f"{own} {lines[at + 1].plain}"
+    place = whole.find(pattern[0])
+    if not 0 <= place < len(own):
+        return False
     place += len(pattern[0])
     for fragment in pattern[1:]:
         place = whole.find(fragment, place)
