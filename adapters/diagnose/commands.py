@@ -101,7 +101,7 @@ def rebuild_index(folder: Path, files: Iterable[str], index: str) -> str:
     """Write the index of some shards from their headers."""
     return python(
         f"import json, pathlib; d = pathlib.Path({str(folder)!r}); "
-        "h = lambda f: json.loads((b := f.open('rb')).read(int.from_bytes(b.read(8), 'little'))); "
+        "h = lambda f: ((b := f.open('rb')), json.loads(b.read(int.from_bytes(b.read(8), 'little'))), b.close())[1]; "
         f"t = [(k, n, v) for n in {sorted(files)!r} for k, v in h(d / n).items() if k != '__metadata__']; "
         f"(d / {index!r}).write_text(json.dumps({{'metadata': {{'total_size': "
         "sum(v['data_offsets'][1] - v['data_offsets'][0] for _, _, v in t)}, 'weight_map': {k: n for k, n, _ "

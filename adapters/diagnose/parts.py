@@ -38,8 +38,12 @@ def _gather(case: Case, _: Finding) -> tuple[str, ...]:
     """Take the whole weights out of the rank files, where they lie beside the emptied ones."""
     there = case.facts.get("recoverable_from")
     if isinstance(there, str):
-        options = ("--adapter",) if case.is_adapter else ()
-        return (commands.extract(case.path(there).parent, *options, ending="gathered"),)
+        target = commands.quoted(commands.beside(case.folder, "gathered"))
+        more = " --adapter" if case.is_adapter else ""
+        return (
+            f"registry extract {commands.quoted(case.path(there))} --to {target}{more}",
+            f"cp -n {commands.quoted(case.folder)}/*.json {target}/",
+        )
     return ()
 
 
