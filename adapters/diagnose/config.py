@@ -293,7 +293,8 @@ RULES: Final = (
         when=lambda case: not case.is_adapter,
     ),
     linked(
-        "weights-absent", _STAGE, "block", ("files-missing", "adapter-as-model", "adapter-silent"),
+        "weights-absent", _STAGE, "block",
+        ("files-missing", "adapter-as-model", "adapter-silent", "base-unreachable"),
         ("weights-missing", "weights-none", "no-artifact", "adapter-empty"),
         "configs, and no weights beside them",
         "copy the weights here, or save again",

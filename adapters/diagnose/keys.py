@@ -176,7 +176,8 @@ RULES: Final = (
         "put the adapter_config.json of the same save beside the weights",
     ),
     linked(
-        "dora-differs", _STAGE, "block", ("missing-keys", "unexpected-keys", "garbage-output"), ("dora-mismatch",),
+        "dora-differs", _STAGE, "block", ("missing-keys", "unexpected-keys", "garbage-output", "adapter-silent"),
+        ("dora-mismatch",),
         "the config says DoRA and the file holds no magnitudes, or the other way round",
         "put the adapter_config.json of the same save beside the weights",
     ),

@@ -134,8 +134,17 @@ def model(
     written = b.llama_config(**config(size, **fields))
     b.write_json(folder / "config.json", {key: value for key, value in written.items() if value is not None})
     if tokenizer:
-        b.write_tokenizer(folder, vocab=size.vocab, template=template)
+        write_tokenizer(folder, size.vocab, template=template)
     return folder
+
+
+def write_tokenizer(folder: Path, vocab: int, *, template: str | None = "{{ messages[0].content }}") -> None:
+    """Write a tokenizer that the tokenizers library loads."""
+    b.write_tokenizer(folder, vocab=vocab, template=template)
+    table = json.loads((folder / "tokenizer.json").read_text())
+    for token in table["added_tokens"]:
+        token.update(single_word=False, lstrip=False, rstrip=False, normalized=False)
+    b.write_json(folder / "tokenizer.json", table)
 
 
 def pickled_model(folder: Path, size: Shape, *, seed: int = 0, more: Mapping[str, Any] | None = None) -> Path:

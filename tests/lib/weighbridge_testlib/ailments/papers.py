@@ -113,7 +113,7 @@ def _vocabulary(root: Path, dice: Dice) -> Asked:
 def _ids(root: Path, dice: Dice) -> Asked:
     size = m.shape(dice)
     folder = m.model(dice.folder(root), size)
-    b.write_tokenizer(folder, vocab=size.vocab + dice.number(1, 9))
+    m.write_tokenizer(folder, size.vocab + dice.number(1, 9))
     return Asked(folder)
 
 
