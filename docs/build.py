@@ -91,19 +91,20 @@ def diagnose_page() -> str:
         NOTE
         + "`registry diagnose PATH` looks for every cause below in the files; with `--error TEXT`, or a whole log on",
         "standard input (`--error -`), those that explain the text come first. A cause is told only where it is there,",
-        "with the file, the figure and the command that mends it. *note* explains and is no fault: it is told only where",
-        "a text asks for it. Texts are matched without regard to case, in one line or across one wrap.\n",
+        "with the file, the figure and the command that mends it. *note* explains and is no fault: it is told only",
+        "where a text asks for it. Texts are matched without regard to case, in one line or across one wrap; people's",
+        "own words count in short texts only.\n",
         "| row of the tables | symptoms |\n|---|---|",
     ]
     for row, names in ROWS.items():
         lines.append(f"| {row} | {', '.join(f'[{SYMPTOMS[name].title}](#{name})' for name in names)} |")
     lines.append("\n## Symptoms")
     for symptom in SYMPTOMS.values():
-        said = ", ".join(f"`{' ... '.join(part.strip() for part in says).replace('`', '')}`" for says in symptom.says)
+        told = {"Seen as": symptom.says, "In people's words": symptom.words}
         rules = ", ".join(f"[{rule.name}](#rule-{rule.name})" for rule in RULES if symptom.name in rule.symptoms)
         lines += [
             f'\n### <a id="{symptom.name}"></a>{symptom.title[0].upper()}{symptom.title[1:]}\n',
-            f"Seen as: {said}.\n",
+            *(f"{how}: {_patterns(says)}.\n" for how, says in told.items() if says),
             f"Usually: {symptom.means}.\n",
             f"Causes looked for: {rules}.",
         ]
@@ -113,6 +114,11 @@ def diagnose_page() -> str:
         name = f'<a id="rule-{rule.name}"></a>`{rule.name}`'
         lines.append(f"| {name} | {rule.severity} | {rule.cause} | {rule.remedy} | {codes} |")
     return "\n".join(lines) + "\n"
+
+
+def _patterns(says: tuple[tuple[str, ...], ...]) -> str:
+    """Return patterns as Markdown, their fragments apart by dots."""
+    return ", ".join(f"`{' ... '.join(part.strip() for part in parts).replace('`', '')}`" for parts in says)
 
 
 def schema(value: type[Any], title: str, **extra: Any) -> str:

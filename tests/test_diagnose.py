@@ -88,6 +88,23 @@ def test_the_last_such_line_is_told() -> None:
     assert line.number == 153
 
 
+def test_an_ordinary_log_says_nothing(tmp_path: Path) -> None:
+    """What a run prints when all is well, people's words for trouble included, is no symptom."""
+    usual = [
+        "You are using a slow image processor; garbage collection of 12 objects; room for 3 more, bloom filter on",
+        "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
+        "{'loss': 1.234, 'grad_norm': 0.51, 'learning_rate': 2e-05, 'epoch': 0.3}",
+        "Saving model checkpoint to out/checkpoint-280; tokenizer config file saved in out/tokenizer_config.json",
+        "throughput 1234 tokens/s, memory 12.3 GB, resident 14 GB, high water 15 GB",
+        "Loading checkpoint shards: 100%|##########| 3/3 [00:01<00:00,  2.1it/s]",
+        "after epoch 3 the merged metrics are the same as before; the adapter repeats its chat template",
+        "trainable params: 4,194,304 || all params: 6,742,609,920 || trainable%: 0.0622",
+    ]
+    found = ask(builders.llama_model(tmp_path), log(*usual))
+    assert found.said == []
+    assert found.outcome == "nothing"
+
+
 def test_fragments_keep_to_their_order_and_line() -> None:
     """Words that stand in another order, or lines apart, are no match."""
     pattern = (("after", "merg"),)
@@ -160,7 +177,7 @@ def test_any_text_is_harmless(text: str) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_pattern_is_found_where_it_stands(name: str, seed: object) -> None:
     """Each pattern matches its own fragments, whatever stands around and between them."""
-    for says in SYMPTOMS[name].says:
+    for says in (*SYMPTOMS[name].says, *SYMPTOMS[name].words):
         middle = "".join(getattr(seed, "choice")("xyz 19:[]") for _ in range(5))  # noqa: B009 - hypothesis' own Random
         text = f"first\nRank 0] {middle.join(says)} tail\nlast"
         line = texts.find(texts.read(text), (says,))
@@ -177,7 +194,7 @@ def test_of_a_huge_text_both_ends_are_kept(tmp_path: Path) -> None:
     assert found.said is not None
     assert found.said[0].line == count + 1
     read = texts.read(text)
-    assert sum(len(line.plain) for line in read.lines) <= texts.HEAD + texts.TAIL
+    assert sum(len(line.shown) for line in read.lines) <= texts.HEAD + texts.TAIL
 
 
 @pytest.mark.parametrize(

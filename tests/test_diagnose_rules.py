@@ -75,7 +75,12 @@ def test_the_tables_hold_together() -> None:
         assert set(rule.codes) <= set(CODES)
     assert {name for rule in RULES for name in rule.symptoms} == set(SYMPTOMS)
     assert {name for names in ROWS.values() for name in names} <= set(SYMPTOMS)
-    assert all(part == part.lower() and part for symptom in SYMPTOMS.values() for says in symptom.says for part in says)
+    assert all(
+        part == part.lower() and part
+        for each in SYMPTOMS.values()
+        for says in (*each.says, *each.words)
+        for part in says
+    )
 
 
 def test_no_blocking_finding_is_left_out() -> None:

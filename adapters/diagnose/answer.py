@@ -121,7 +121,10 @@ def diagnose(
 
 def _said(told: Text) -> dict[str, texts.Line]:
     """Return the symptoms that a text shows, each with the last line that says so."""
-    found = {name: texts.find(told, symptom.says) for name, symptom in SYMPTOMS.items()}
+    found = {
+        name: texts.find(told, (*symptom.says, *symptom.words) if told.short else symptom.says)
+        for name, symptom in SYMPTOMS.items()
+    }
     return {name: line for name, line in found.items() if line is not None}
 
 

@@ -20,7 +20,10 @@ class Symptom(NamedTuple):
     name: str
     title: str
     says: tuple[Pattern, ...]
+    """What programs print."""
     means: str
+    words: tuple[Pattern, ...] = ()
+    """How people put it; looked for in a short text only, as in a log they would mean nothing."""
 
 
 class Case(NamedTuple):

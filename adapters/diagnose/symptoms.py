@@ -1,4 +1,4 @@
-"""What people see, as the loaders word it: the left column of the error-to-cause tables.
+"""What people see: the left column of the error-to-cause tables, as the loaders word it and as people do.
 
 The fragments are taken from transformers 4 and 5, PEFT, safetensors, torch, vLLM, DeepSpeed, llama.cpp, ONNX Runtime
 and TensorRT, lower-cased; and from the words in which people complain where no program does.
@@ -69,15 +69,15 @@ _LOADING: Final = (
     Symptom(
         "adapter-silent",
         "the adapter loads and changes nothing",
+        (("found missing adapter keys",),),
+        "the keys are in a form that the loader passes over, or every lora_B is zero",
         (
-            ("found missing adapter keys",),
             ("no effect",),
             ("same output as the base",),
             ("identical to the base",),
             ("adapter is ignored",),
             ("lora", "not applied"),
         ),
-        "the keys are in a form that the loader passes over, or every lora_B is zero",
     ),
     Symptom(
         "lora-refused",
@@ -213,9 +213,9 @@ _CONTAINERS: Final = (
             ("bad magic number",),
             ("failed to load model from file",),
             ("unable to load weights from pytorch checkpoint file",),
-            ("corrupted",),
         ),
         "the file was cut off, damaged, is a Git LFS pointer, or is another format than its name says",
+        (("corrupted",),),
     ),
     Symptom(
         "format-mark-missing",
@@ -232,10 +232,10 @@ _CONTAINERS: Final = (
             ("vulnerability issue in `torch.load`",),
             ("you are using `torch.load` with `weights_only=false`",),
             ("arbitrary code",),
-            ("unsafe pickle",),
             ("detected unsafe",),
         ),
         "the weights are a torch pickle, which can run code when it is opened",
+        (("unsafe pickle",),),
     ),
     Symptom(
         "class-not-found",
@@ -261,10 +261,12 @@ _CONTAINERS: Final = (
             ("could not find an implementation for",),
             ("is not a registered function/op",),
             ("got invalid dimensions for input",),
+        ),
+        "the runtime is older than the model's opset or IR version, an operator is not in it, or axes are fixed",
+        (
             ("external data",),
             ("opset",),
         ),
-        "the runtime is older than the model's opset or IR version, an operator is not in it, or axes are fixed",
     ),
     Symptom(
         "engine-version",
@@ -285,6 +287,8 @@ _RUNNING: Final = (
     Symptom(
         "garbage-output",
         "the model loads and talks nonsense",
+        (),
+        "the dtype, the adapter's strength, the base or the template is not that of the training",
         (
             ("garbage",),
             ("gibberish",),
@@ -295,7 +299,6 @@ _RUNNING: Final = (
             ("!!!!!!",),
             ("incoherent",),
         ),
-        "the dtype, the adapter's strength, the base or the template is not that of the training",
     ),
     Symptom(
         "template-lost",
@@ -303,20 +306,28 @@ _RUNNING: Final = (
         (
             ("tokenizer.chat_template is not set",),
             ("default chat template is no longer allowed",),
-            ("chat template",),
             ("can't load tokenizer for",),
             ("couldn't instantiate the backend tokenizer",),
+        ),
+        "the tokenizer or the chat template of the training did not travel with the merged weights",
+        (
+            ("chat template",),
             ("after", "merg"),
             ("merge", "garbage"),
             ("never stops",),
         ),
-        "the tokenizer or the chat template of the training did not travel with the merged weights",
     ),
     Symptom(
         "unproven-merge",
         "a merged model that behaves like the base",
-        (("merged", "same as"), ("merged", "like the base"), ("merge", "no difference"), ("merged", "identical")),
+        (),
         "the merge was made without comparing its result, and the delta was lost or never there",
+        (
+            ("merged", "same as"),
+            ("merged", "like the base"),
+            ("merge", "no difference"),
+            ("merged", "identical"),
+        ),
     ),
     Symptom(
         "not-a-number",
@@ -360,20 +371,30 @@ _RUNNING: Final = (
             ("can't allocate memory",),
             ("cannot allocate memory",),
             ("oom-kill",),
-            ("oom",),
+            ("oom killer",),
             ("exit code 137",),
-            ("signal 9",),
-            ("memory blow",),
-            ("twice the memory",),
             ("bus error",),
         ),
         "the file is read whole, optimizer state comes along, or the weights are wider than the config says",
+        (
+            (" oom",),
+            ("signal 9",),
+            ("memory blow",),
+            ("twice the memory",),
+        ),
     ),
     Symptom(
         "mmap-memory",
         "memory looks high after loading safetensors",
-        (("memory", "mmap"), ("high", "rss"), ("rss",), ("resident",), ("memory", "looks high"), ("page cache",)),
+        (),
         "mapped files are counted as memory of the process until the kernel needs the room",
+        (
+            ("memory", "mmap"),
+            (" rss",),
+            ("resident memory",),
+            ("memory", "high"),
+            ("page cache",),
+        ),
     ),
     Symptom(
         "quantization-library",
@@ -396,14 +417,26 @@ _RUNNING: Final = (
     Symptom(
         "garbage-quantized",
         "nonsense after quantisation",
-        (("quant", "garbage"), ("quant", "nonsense"), ("quant", "gibberish"), ("garbage", "quant"), ("quant", "wrong")),
+        (),
         "bits, group size or order differ between the files, scales are missing, or the base was quantized before",
+        (
+            ("quant", "garbage"),
+            ("quant", "nonsense"),
+            ("quant", "gibberish"),
+            ("garbage", "quant"),
+            ("quant", "wrong"),
+        ),
     ),
     Symptom(
         "quantized-slow",
         "quantized, and slower than before",
-        (("slow",), ("tokens/s",), ("throughput",), ("not optimized yet. the speed can be slower",)),
+        (("quantization is not fully optimized yet",),),
         "weights are unpacked to 16 bits for every product, or the layout has no fast kernel",
+        (
+            ("slow",),
+            ("tokens/s",),
+            ("throughput",),
+        ),
     ),
     Symptom(
         "zero-huge",
@@ -411,13 +444,15 @@ _RUNNING: Final = (
         (
             ("no space left on device",),
             ("disk quota exceeded",),
+        ),
+        "optimizer state of every rank lies beside the weights; only training needs it",
+        (
             ("huge", "zero"),
             ("folder", "huge"),
             ("checkpoint", "huge"),
             ("global_step", "large"),
             ("too large",),
         ),
-        "optimizer state of every rank lies beside the weights; only training needs it",
     ),
     Symptom(
         "zero-ranks",

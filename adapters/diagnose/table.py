@@ -2,7 +2,18 @@
 
 from typing import Final
 
-from weighbridge.adapters.diagnose import based, config, container, keys, memory, numbers, parts, runtimes, shapes
+from weighbridge.adapters.diagnose import (
+    based,
+    config,
+    container,
+    keys,
+    memory,
+    named,
+    numbers,
+    parts,
+    runtimes,
+    shapes,
+)
 from weighbridge.adapters.diagnose.rule import Rule
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -12,6 +23,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *shapes.RULES,
     *based.RULES,
     *keys.RULES,
+    *named.RULES,
     *numbers.RULES,
     *runtimes.RULES,
     *memory.RULES,

@@ -20,6 +20,9 @@ LINE: Final = 4000
 SHOWN: Final = 300
 """Characters of a line that are told again."""
 
+SPOKEN: Final = 6
+"""Lines up to which a text may be somebody's own words."""
+
 Pattern = tuple[str, ...]
 """Lower-case fragments that follow each other."""
 
@@ -34,7 +37,7 @@ _REPORTED = re.compile(rf"ckpt: {_SIDES} vs model: ?{_SIDES}")
 
 
 class Line(NamedTuple):
-    """A line with its number from 1, as it was and as it is matched."""
+    """A line with its number from 1, as it was and as it is matched: in lower case, with a space at both ends."""
 
     number: int
     shown: str
@@ -49,6 +52,11 @@ class Text(NamedTuple):
     cut: bool
     plain: str
     """All lines as they are matched, for a first quick look."""
+
+    @property
+    def short(self) -> bool:
+        """It is what a person says rather than what a program printed."""
+        return self.total <= SPOKEN
 
 
 class Mismatch(NamedTuple):
@@ -69,8 +77,8 @@ def read(text: str) -> Text:
         for number, raw in enumerate(part.split("\n"), start=before + 1):
             clean = _clean(raw)
             if clean:
-                lines.append(Line(number, clean, clean.lower()))
-    return Text(tuple(lines), text.count("\n") + 1, middle > 0, " ".join(line.plain for line in lines))
+                lines.append(Line(number, clean, f" {clean.lower()} "))
+    return Text(tuple(lines), text.count("\n") + 1, middle > 0, " " + "".join(line.plain[1:] for line in lines))
 
 
 def find(text: Text, patterns: Iterable[Pattern]) -> Line | None:
@@ -131,7 +139,7 @@ def _clean(raw: str) -> str:
 def _within(lines: tuple[Line, ...], at: int, pattern: Pattern) -> bool:
     """Return whether a pattern begins in a line and ends in it or in the next one."""
     own = lines[at].plain
-    whole = own if at + 1 >= len(lines) else f"{own} {lines[at + 1].plain}"
+    whole = own if at + 1 >= len(lines) else own + lines[at + 1].plain[1:]
     place = whole.find(pattern[0])
     if not 0 <= place < len(own):
         return False

@@ -244,6 +244,12 @@ def _huge(root: Path, dice: Dice) -> Asked:
     return Asked(folder)
 
 
+def _lacking(root: Path, dice: Dice) -> Asked:
+    made = m.sound_model(root, dice)
+    (made.path / "generation_config.json").unlink()
+    return made
+
+
 AILMENTS: Final[dict[str, Ailment]] = {
     "file-cut": Ailment(_cut, m.sound_model, (_HEADER + "incomplete metadata, file not fully covered",)),
     "file-damaged": Ailment(_damaged, m.sound_adapter, (_HEADER + "invalid JSON", "MetadataIncompleteBuffer")),
@@ -267,6 +273,11 @@ AILMENTS: Final[dict[str, Ailment]] = {
     "index-ahead": Ailment(
         _shard_gone, _sharded,
         ("FileNotFoundError: No such file or directory: /x/model-00002-of-00003.safetensors",),
+    ),
+    "file-in-text": Ailment(
+        _lacking, m.sound_model,
+        ("OSError: /x does not appear to have a file named generation_config.json. Checkout 'https://huggingface.co/x'",
+         "FileNotFoundError: [Errno 2] No such file or directory: '/x/model/generation_config.json'"),
     ),
     "index-unusable": Ailment(
         _index_gone, _sharded, ("OSError: Error no file named model.safetensors, or pytorch_model.bin, found in x.",)

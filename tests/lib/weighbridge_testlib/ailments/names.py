@@ -213,10 +213,29 @@ def _well_packed(root: Path, dice: Dice) -> Asked:
     return _packed(root, dice, beside={})
 
 
+def _other_root(root: Path, dice: Dice) -> Asked:
+    """Write a model whose names begin as those of a picture model's language part."""
+    size = m.shape(dice)._replace(layers=1)
+    made = {f"language_model.{name}": tensor for name, tensor in m.tensors(size).items()}
+    return Asked(m.model(dice.folder(root), size, weights=made))
+
+
+_REPORT: Final = "\n".join(
+    f"{head}model.{name} | {status} | "
+    for head, status in (("language_model.", "UNEXPECTED"), ("", "MISSING"))
+    for name in ("norm.weight", "layers.{0, 1}.mlp.up_proj.weight", "layers.{0, 1}.mlp.gate_proj.weight")
+)
+_STATE: Final = (
+    'Missing key(s) in state_dict: "model.norm.weight", "model.embed_tokens.weight".\n'
+    '\tUnexpected key(s) in state_dict: "language_model.model.norm.weight", "language_model.model.embed_tokens.weight".'
+)
+
+
 AILMENTS: Final[dict[str, Ailment]] = {
     "names-prefixed": Ailment(
         _prefixed, m.sound_model, (_UNEXPECTED, "module.norm.weight | UNEXPECTED | ", "model.norm.weight | MISSING | ")
     ),
+    "names-in-text": Ailment(_other_root, m.sound_model, (_REPORT, _STATE)),
     "adapter-keys-odd": Ailment(
         _odd_keys, m.sound_adapter,
         ("UserWarning: Found missing adapter keys while loading the checkpoint: ['base_model.model.x.lora_A.default']",
