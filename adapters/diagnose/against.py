@@ -35,6 +35,8 @@ class Against(NamedTuple):
     """Tensors of other shapes: (ours, the base's)."""
     same: bool | None = None
     """Every tensor holds the base's bytes; None where that was not looked at."""
+    main_dtype: str | None = None
+    """The dtype of most of the base's bytes."""
     papers: Papers = Papers()
     """The base's own template and special tokens."""
 
@@ -65,7 +67,10 @@ def compare(artifact: Artifact, tensors: Mapping[str, Tensor], base: Path, told_
         if artifact.kind == "adapter" or "lora" in artifact.artifact:
             seen = preview.look([Path(artifact.root)], base, weigh=False)
             kept = tuple(f for f in seen.findings if f.code.startswith("merge-"))
-            return Against(base, told_by, kept, papers=papers(base))
+            counted = seen.base.weights if seen.base is not None else None
+            sizes = {dtype: count.parameters for dtype, count in counted.dtypes.items()} if counted is not None else {}
+            main = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+            return Against(base, told_by, kept, main_dtype=main, papers=papers(base))
         model = bases.read(base)
         return None if model is None else _models(artifact, tensors, model, told_by)
     except OSError:

@@ -263,7 +263,50 @@ def _code_absent(case: Case) -> Iterable[Evidence]:
         )
 
 
+def _newer_tokenizer(case: Case) -> Iterable[Evidence]:
+    """Find merges that are stored as pairs, as tokenizers writes them from 0.20 on and older ones do not read."""
+    inner = case.tables.get("tokenizer.json", {}).get("model")
+    merges = inner.get("merges") if isinstance(inner, dict) else None
+    if isinstance(merges, list) and merges and isinstance(merges[0], list):
+        yield Evidence(
+            "tokenizer.json",
+            f"its {len(merges)} merges are stored as pairs, as tokenizers 0.20 and transformers 4.45 began to "
+            "write them; "
+            "older ones cannot read that",
+            (commands.install("tokenizers>=0.20", "transformers>=4.45"),),
+            data={"merges": len(merges)},
+        )
+
+
+def _no_targets(case: Case) -> Iterable[Evidence]:
+    """Find a LoRA config that names no target."""
+    config = case.config
+    lora = str(config.get("peft_type") or "").upper() == "LORA"
+    if case.is_adapter and lora and not config.get("target_modules") and not config.get("target_parameters"):
+        modules = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in case.tensors if ".lora_A." in name})
+        subject = case.artifact.config or layout.ADAPTER_CONFIG
+        yield Evidence(
+            subject,
+            f"{subject} states no target_modules"
+            + (f"; the file holds matrices for {some(modules)}" if modules else ""),
+            (commands.set_fields(case.path(subject), {"target_modules": modules}),) if modules else (),
+            data={"modules": modules},
+        )
+
+
 RULES: Final = (
+    Rule(
+        "tokenizer-of-newer-library", _STAGE, "note", ("tokenizer-broken",),
+        "the tokenizer's merges are stored in a form that older libraries do not read",
+        "install newer tokenizers and transformers",
+        _newer_tokenizer,
+    ),
+    Rule(
+        "targets-unstated", _STAGE, "warn", ("target-not-found",),
+        "the adapter's config names no module to adapt",
+        "put the adapter_config.json of the training beside the weights, or write target_modules into it",
+        _no_targets,
+    ),
     Rule(
         "adapter-as-model", _STAGE, "note",
         ("adapter-as-model", "files-missing", "config-field-unknown", "base-unreachable"),

@@ -86,7 +86,8 @@ RULES: Final = (
         again,
     ),
     linked(
-        "pointer-not-fetched", _STAGE, "block", ("file-broken", "config-broken", "unsafe-pickle"), ("lfs-pointer",),
+        "pointer-not-fetched", _STAGE, "block", ("file-broken", "config-broken", "unsafe-pickle", "tokenizer-broken"),
+        ("lfs-pointer",),
         "a Git LFS pointer of a hundred bytes lies where the weights should",
         "fetch what the pointer stands for",
         _pull,
@@ -104,7 +105,7 @@ RULES: Final = (
         _rename,
     ),
     linked(
-        "json-unreadable", _STAGE, "block", ("config-broken", "files-missing"), ("json-damaged",),
+        "json-unreadable", _STAGE, "block", ("config-broken", "files-missing", "tokenizer-broken"), ("json-damaged",),
         "a config is empty or no valid JSON",
         "write the file again, from the same save",
         again,

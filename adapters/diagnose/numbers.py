@@ -76,6 +76,25 @@ def _narrow(case: Case) -> Iterable[Evidence]:
     )
 
 
+def _mixed(case: Case) -> Iterable[Evidence]:
+    """Find floating weights of several dtypes in one artifact, and an adapter in another dtype than its base."""
+    if not case.tensors or case.facts.get("quant_method"):
+        return
+    counts = Counter(tensor.dtype for tensor in case.tensors.values() if tensor.dtype in weights.FLOATS)
+    subject = next(iter(sorted(set(case.owners.values()))), case.artifact.relative)
+    told = ", ".join(f"{dtype} x{count}" for dtype, count in sorted(counts.items()))
+    if len(counts) > 1:
+        yield Evidence(subject, f"the weights are stored in several dtypes: {told}", data={"dtypes": dict(counts)})
+    theirs = case.against.main_dtype if case.against is not None else None
+    if case.is_adapter and theirs in weights.FLOATS and theirs not in counts and case.against is not None:
+        yield Evidence(
+            subject,
+            f"the adapter is stored as {told}, the base in {case.against.root} as {theirs}: a program that does not "
+            "convert one of them stops",
+            data={"dtypes": dict(counts), "base": theirs},
+        )
+
+
 def _half(case: Case) -> Iterable[Evidence]:
     """Find bfloat16 models that were stored as float16, whose range is smaller."""
     declared = weights.CONFIG_DTYPES.get(str(case.facts.get("config_dtype") or "").removeprefix("torch."))
@@ -195,7 +214,7 @@ RULES: Final = (
         _strength,
     ),
     linked(
-        "dtype-differs", _STAGE, "warn", ("garbage-output", "memory-blow-up"), ("dtype-mismatch",),
+        "dtype-differs", _STAGE, "warn", ("garbage-output", "memory-blow-up", "dtype-clash"), ("dtype-mismatch",),
         "the config states another dtype than the weights have",
         "correct the config, or save in the wanted dtype",
         _dtype,
@@ -207,10 +226,16 @@ RULES: Final = (
         _half,
     ),
     Rule(
-        "dtype-narrow", _STAGE, "warn", ("garbage-output", "not-a-number"),
+        "dtype-narrow", _STAGE, "warn", ("garbage-output", "not-a-number", "dtype-clash"),
         "norms, embeddings or the head are stored narrower than the matrices",
         "save them in the dtype of the rest; registry extract --dtype has --keep-fp32 for it",
         _narrow,
+    ),
+    Rule(
+        "dtypes-mixed", _STAGE, "note", ("dtype-clash",),
+        "weights, or adapter and base, are stored in different dtypes",
+        "load everything in one dtype (dtype=torch.bfloat16), or store it in one",
+        _mixed,
     ),
     linked(
         "base-packed", _STAGE, "warn", ("garbage-quantized", "garbage-output", "unproven-merge"), ("base-quantized",),

@@ -7,192 +7,14 @@ and TensorRT, lower-cased; and from the words in which people complain where no 
 from typing import Final
 
 from weighbridge.adapters.diagnose.rule import Symptom
-
-_LOADING: Final = (
-    Symptom(
-        "unexpected-keys",
-        "names the model does not know",
-        (
-            ("unexpected key(s) in state_dict",),
-            ("were not used when initializing",),
-            ("| unexpected",),
-            ("unexpected:", "can be ignored when loading"),
-            ("there is no module or parameter named",),
-            ("can not map tensor",),
-            ("unexpected_keys=[",),
-            ("unexpected keys",),
-        ),
-        "the names in the file carry a wrapper's prefix, belong to another architecture, or to an adapter",
-    ),
-    Symptom(
-        "missing-keys",
-        "weights that were made up, because the file lacks them",
-        (
-            ("missing key(s) in state_dict",),
-            ("newly initialized",),
-            ("| missing",),
-            ("missing tensor '",),
-            ("missing_keys=[",),
-            ("missing keys",),
-            ("following weights were not initialized from checkpoint",),
-        ),
-        "a shard is missing, the names have another prefix, or only a part of the model was saved",
-    ),
-    Symptom(
-        "size-mismatch",
-        "a stored tensor has another shape than the model expects",
-        (
-            ("size mismatch for",),
-            ("size mismatch",),
-            ("ckpt: torch.size",),
-            ("mismatched sizes",),
-            ("shape mismatch",),
-            ("has wrong shape; expected",),
-            ("does not match the shape of the loaded",),
-            ("mat1 and mat2 shapes cannot be multiplied",),
-            ("the size of tensor a", "must match the size of tensor b"),
-            ("attempted to load weight", "into parameter"),
-        ),
-        "the base is another one, the vocabulary was resized, or the config is of another save",
-    ),
-    Symptom(
-        "target-not-found",
-        "the adapter's modules are not in the model",
-        (
-            ("target modules", "not found in the base model"),
-            ("no modules were targeted for adaptation",),
-            ("expected target modules in", "but received"),
-            ("is not in the list of supported lora modules",),
-        ),
-        "the adapter was trained on another architecture, or its config is not of the same save",
-    ),
-    Symptom(
-        "adapter-silent",
-        "the adapter loads and changes nothing",
-        (("found missing adapter keys",),),
-        "the keys are in a form that the loader passes over, or every lora_B is zero",
-        (
-            ("no effect",),
-            ("same output as the base",),
-            ("identical to the base",),
-            ("adapter is ignored",),
-            ("lora", "not applied"),
-        ),
-    ),
-    Symptom(
-        "lora-refused",
-        "a server refuses the adapter",
-        (
-            ("is unsupported lora weight",),
-            ("is greater than max_lora_rank",),
-            ("loading lora", "failed"),
-            ("failed to load lora",),
-        ),
-        "the rank is above the server's limit, or whole modules ride along that the server does not take",
-    ),
-    Symptom(
-        "shards-disagree",
-        "index, names and shards do not agree",
-        (
-            ("keyerror: 'model.",),
-            ("is not in the safetensors file",),
-            ("does not contain tensor",),
-            ("weight_map",),
-            ("checkpoint seems to be incorrect",),
-        ),
-        "the index is of another save, was edited by hand, or names too few shards",
-    ),
-    Symptom(
-        "files-missing",
-        "a file that the loader looks for is not there",
-        (
-            ("does not appear to have a file named",),
-            ("error no file named",),
-            ("no such file or directory",),
-            ("filenotfounderror",),
-            ("can't find model states file",),
-            ("cannot find any model weights",),
-            ("entry not found for url",),
-        ),
-        "the download or the save was cut short, the index is ahead of the files, or it is another kind of folder",
-    ),
-    Symptom(
-        "adapter-config-missing",
-        "an adapter without its config",
-        (("can't find 'adapter_config.json'",), ("can't find config.json", "adapter")),
-        "only the weights of the adapter were copied, or the folder is a whole model",
-    ),
-    Symptom(
-        "adapter-as-model",
-        "an adapter is opened as if it were a whole model",
-        (
-            ("keyerror", "base_model_name_or_path"),
-            ("unrecognized model in",),
-            ("should have a `model_type` key",),
-            ("does not appear to have a file named config.json",),
-            ("error no file named model.safetensors",),
-            ("error no file named pytorch_model.bin",),
-            ("invalid repository id or local directory specified",),
-        ),
-        "the folder holds an adapter only, or an adapter config lies where a whole model should",
-    ),
-    Symptom(
-        "config-field-unknown",
-        "a config has a field or a type that the installed library does not know",
-        (
-            ("__init__() got an unexpected keyword argument",),
-            ("but transformers does not recognize this architecture",),
-            ("keyerror: none",),
-            ("keyerror: 'peft_type'",),
-            ("is not a valid pefttype",),
-            ("model architectures", "are not supported for now"),
-            ("unknown model architecture",),
-            ("unexpected keyword arguments", "will be ignored"),
-        ),
-        "the config was written by a newer library than the one that reads it",
-    ),
-    Symptom(
-        "config-broken",
-        "a JSON file cannot be read",
-        (
-            ("is not a valid json file",),
-            ("jsondecodeerror",),
-            ("expecting value: line",),
-            ("expecting property name enclosed in double quotes",),
-        ),
-        "a config or the index is empty, cut off, or a Git LFS pointer",
-    ),
-    Symptom(
-        "base-unreachable",
-        "the base of an adapter cannot be fetched",
-        (
-            ("repo id must be in the form",),
-            ("repository not found for url",),
-            ("is not a local folder and is not a valid model identifier",),
-            ("incorrect path_or_model_id",),
-            ("couldn't connect to 'https://huggingface.co'",),
-            ("cannot access gated repo",),
-        ),
-        "the adapter names its base by a path of the training machine, or by nothing at all",
-    ),
-    Symptom(
-        "remote-code",
-        "the model needs Python files of its own",
-        (
-            ("trust_remote_code=true",),
-            ("requires you to execute the configuration file",),
-            ("contains custom code which must be executed",),
-            ("does not appear to have a file named", ".py"),
-        ),
-        "the config names Python files (auto_map) that a loader only runs when told to",
-    ),
-)
+from weighbridge.adapters.diagnose.symptoms_loading import LOADING
 
 _CONTAINERS: Final = (
     Symptom(
         "file-broken",
         "a weights file cannot be opened",
         (
+            ("pickle data was truncated",),
             ("error while deserializing header",),
             ("metadataincompletebuffer",),
             ("headertoolarge",),
@@ -345,6 +167,29 @@ _RUNNING: Final = (
         "the training diverged, or a half-precision conversion overflowed",
     ),
     Symptom(
+        "dtype-clash",
+        "numbers of two precisions meet",
+        (
+            ("expected scalar type", "but found"),
+            ("must have the same dtype",),
+            ("not implemented for 'half'",),
+            ("not implemented for 'bfloat16'",),
+        ),
+        "adapter and base, or parts of the model, are stored in different dtypes",
+    ),
+    Symptom(
+        "tokenizer-broken",
+        "a tokenizer cannot be read",
+        (
+            ("data did not match any variant of untagged enum",),
+            ("could not parse modelproto",),
+            ("exception: missing field",),
+            ("exception: expected value at line",),
+            ("exception: eof while parsing",),
+        ),
+        "the tokenizer was written by a newer library, was cut off, or is a Git LFS pointer",
+    ),
+    Symptom(
         "id-out-of-range",
         "a token without a row in the embedding",
         (
@@ -366,6 +211,7 @@ _RUNNING: Final = (
         "memory-blow-up",
         "memory runs out while loading",
         (
+            ("unable to allocate", "buffer"),
             ("out of memory",),
             ("outofmemoryerror",),
             ("can't allocate memory",),
@@ -378,6 +224,7 @@ _RUNNING: Final = (
         "the file is read whole, optimizer state comes along, or the weights are wider than the config says",
         (
             (" oom",),
+            (" killed ",),
             ("signal 9",),
             ("memory blow",),
             ("twice the memory",),
@@ -451,7 +298,6 @@ _RUNNING: Final = (
             ("folder", "huge"),
             ("checkpoint", "huge"),
             ("global_step", "large"),
-            ("too large",),
         ),
     ),
     Symptom(
@@ -473,4 +319,4 @@ _RUNNING: Final = (
     ),
 )
 
-SYMPTOMS: Final[dict[str, Symptom]] = {each.name: each for each in (*_LOADING, *_CONTAINERS, *_RUNNING)}
+SYMPTOMS: Final[dict[str, Symptom]] = {each.name: each for each in (*LOADING, *_CONTAINERS, *_RUNNING)}

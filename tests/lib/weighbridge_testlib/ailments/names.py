@@ -220,6 +220,15 @@ def _other_root(root: Path, dice: Dice) -> Asked:
     return Asked(m.model(dice.folder(root), size, weights=made))
 
 
+def _mixed(root: Path, dice: Dice) -> Asked:
+    if dice.of([True, False]):
+        size = m.shape(dice, inner=32, dtype=dice.of(["BF16", "F16"]))
+        return Asked(m.adapter(dice.folder(root), dice, size), m.model(root / "base", size))
+    size = m.shape(dice, dtype="BF16")
+    made = {n: ("F32" if "norm" in n else t[0], t[1], t[2]) for n, t in m.tensors(size).items()}
+    return Asked(m.model(dice.folder(root), size, weights=made))
+
+
 _REPORT: Final = "\n".join(
     f"{head}model.{name} | {status} | "
     for head, status in (("language_model.", "UNEXPECTED"), ("", "MISSING"))
@@ -270,6 +279,9 @@ AILMENTS: Final[dict[str, Ailment]] = {
     "dtype-differs": Ailment(_said_dtype, m.sound_model, ("torch.OutOfMemoryError: CUDA out of memory.", "garbage")),
     "bfloat-as-half": Ailment(_half, m.sound_model, ("probability tensor contains either `inf`, `nan`",)),
     "dtype-narrow": Ailment(_narrow, m.sound_model, ("the output is nonsense",)),
+    "dtypes-mixed": Ailment(
+        _mixed, m.sound_model, ("RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",)
+    ),
     "base-packed": Ailment(_on_packed, m.sound_adapter, ("garbage after quantization",)),
     "base-changed": Ailment(_mutated, m.sound_adapter, ("the merged model talks gibberish",)),
     "packing-differs": Ailment(_packed_twice, _well_packed, ("quantized model outputs garbage",)),

@@ -141,10 +141,27 @@ def _fixed_shape(root: Path, dice: Dice, *, rows: int = 40) -> Asked:
     return Asked(m.model(dice.folder(root), size))
 
 
+def _pairs(root: Path, dice: Dice) -> Asked:
+    made = m.sound_model(root, dice)
+    table = json.loads((made.path / "tokenizer.json").read_text())
+    merges = [[f"w{i}", f"w{i + 1}"] for i in range(dice.number(1, 9))]
+    b.write_json(made.path / "tokenizer.json", table | {"model": {**table["model"], "type": "BPE", "merges": merges}})
+    return made
+
+
 AILMENTS: Final[dict[str, Ailment]] = {
     "adapter-as-model": Ailment(
         m.sound_adapter, m.sound_model,
         ("KeyError: 'base_model_name_or_path'", _NO_MODEL, "ValueError: Unrecognized model in /x. Should have a"),
+    ),
+    "tokenizer-of-newer-library": Ailment(
+        _pairs, m.sound_model,
+        ("Exception: data did not match any variant of untagged enum ModelWrapper at line 277156 column 3",),
+    ),
+    "targets-unstated": Ailment(
+        lambda root, dice: Asked(m.adapter(dice.folder(root), dice, target_modules=dice.of([None, []]))),
+        m.sound_adapter,
+        ("ValueError: Please specify `target_modules` or `target_parameters` in `peft_config`",),
     ),
     "adapter-beside-model": Ailment(_both, m.sound_model, ("KeyError: 'base_model_name_or_path'",)),
     "adapter-without-config": Ailment(
