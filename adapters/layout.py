@@ -107,6 +107,9 @@ _WEIGHT_SUFFIXES: Final = (
     ".pkl",
     ".nemo",
     ".pt2",
+    ".engine",
+    ".plan",
+    ".trt",
 )
 _INDEX_SUFFIX: Final = ".index.json"
 

@@ -4,7 +4,7 @@ from typing import Final, Literal, NamedTuple
 
 from weighbridge.adapters import keys, layout
 from weighbridge.adapters.families import distributed, gguf_files, image_lora, mlx, pipeline, ranks
-from weighbridge.adapters.formats import sniff
+from weighbridge.adapters.formats import opaque, sniff
 from weighbridge.adapters.formats.protocol import Directory
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.reading import Place
@@ -105,7 +105,11 @@ def _containers(place: Place) -> list[Part]:
         elif kind in sniff.PICKLED:
             if not _is_side_pickle(place, file):
                 parts.append(Part("torch", "ckpt", (file,)))
-        elif kind in _FOREIGN_KINDS or name.endswith((".onnx", ".tflite", ".engine", ".plan")):
+        elif name.endswith(opaque.ENGINE_SUFFIXES):
+            # Only what its maker wrote in or beside it tells an engine from somebody's plan.
+            if isinstance(place.reader.directory(file), Directory):
+                foreign.setdefault("tensorrt-engine", []).append(file)
+        elif kind in _FOREIGN_KINDS or name.endswith((".onnx", ".tflite")):
             foreign.setdefault(_FOREIGN_LABELS.get(kind, kind), []).append(file)
         elif name.endswith(".safetensors"):
             models.append(file)

@@ -14,6 +14,8 @@ from typing import Any
 import click
 import msgspec
 
+from weighbridge.adapters.diagnose.symptoms import SYMPTOMS
+from weighbridge.adapters.diagnose.table import ROWS, RULES
 from weighbridge.daemon.cli import registryd as daemon_command
 from weighbridge.registry import errors, findings, types
 from weighbridge.registry.cli.group import registry as registry_command
@@ -53,7 +55,10 @@ def error_page() -> str:
     for kind in sorted(errors.kinds(), key=lambda k: (k.exit_code, k.code)):
         meaning = (kind.__doc__ or "").splitlines()[0]
         lines.append(f"| {kind.exit_code} | `{kind.code}` | {meaning} |")
-    lines.append("\n0 is success, 130 an interrupt. `inspect` ends 0 on accept and warn, 5 on refuse, 8 on wait.")
+    lines += [
+        "\n0 is success, 130 an interrupt. `inspect` ends 0 on accept and warn, 5 on refuse, 8 on wait;",
+        "`diagnose` 0 when it found nothing, 5 when it found a cause, 8 when the folder is not finished.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -79,6 +84,43 @@ def command_page() -> str:
     return "\n".join(lines)
 
 
+def diagnose_page() -> str:
+    """Return docs/diagnose.md: symptoms as loaders word them, the causes that are looked for, and what mends them."""
+    lines = [
+        "# Diagnose\n",
+        NOTE
+        + "`registry diagnose PATH` looks for every cause below in the files; with `--error TEXT`, or a whole log on",
+        "standard input (`--error -`), those that explain the text come first. A cause is told only where it is there,",
+        "with the file, the figure and the command that mends it. *note* explains and is no fault: it is told only",
+        "where a text asks for it. Texts are matched without regard to case, in one line or across one wrap; people's",
+        "own words count in short texts only.\n",
+        "| row of the tables | symptoms |\n|---|---|",
+    ]
+    for row, names in ROWS.items():
+        lines.append(f"| {row} | {', '.join(f'[{SYMPTOMS[name].title}](#{name})' for name in names)} |")
+    lines.append("\n## Symptoms")
+    for symptom in SYMPTOMS.values():
+        told = {"Seen as": symptom.says, "In people's words": symptom.words}
+        rules = ", ".join(f"[{rule.name}](#rule-{rule.name})" for rule in RULES if symptom.name in rule.symptoms)
+        lines += [
+            f'\n### <a id="{symptom.name}"></a>{symptom.title[0].upper()}{symptom.title[1:]}\n',
+            *(f"{how}: {_patterns(says)}.\n" for how, says in told.items() if says),
+            f"Usually: {symptom.means}.\n",
+            f"Causes looked for: {rules}.",
+        ]
+    lines.append("\n## Causes\n\n| rule | severity | cause | remedy | findings it hands on |\n|---|---|---|---|---|")
+    for rule in RULES:
+        codes = ", ".join(f"`{code}`" for code in rule.codes)
+        name = f'<a id="rule-{rule.name}"></a>`{rule.name}`'
+        lines.append(f"| {name} | {rule.severity} | {rule.cause} | {rule.remedy} | {codes} |")
+    return "\n".join(lines) + "\n"
+
+
+def _patterns(says: tuple[tuple[str, ...], ...]) -> str:
+    """Return patterns as Markdown, their fragments apart by dots."""
+    return ", ".join(f"`{' ... '.join(part.strip() for part in parts).replace('`', '')}`" for parts in says)
+
+
 def schema(value: type[Any], title: str, **extra: Any) -> str:
     """Return the JSON Schema of a frozen value as text; unknown fields stay allowed."""
     (body,), parts = msgspec.json.schema_components([value], ref_template="#/$defs/{name}")
@@ -100,6 +142,7 @@ def pages() -> dict[str, str]:
         "findings.md": finding_page(),
         "errors.md": error_page(),
         "commands.md": command_page(),
+        "diagnose.md": diagnose_page(),
         "schemas/manifest.schema.json": schema(
             types.Facts,
             types.SCHEMA_MANIFEST,

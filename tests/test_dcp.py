@@ -1,9 +1,7 @@
 """Torch distributed checkpoints: every tensor from .metadata, every piece in a file that is there, nothing imported."""
 
 import pickle
-import shutil
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from weighbridge.adapters.formats import dcp, select
 from weighbridge.adapters.formats.protocol import Directory, FormatFault
 from weighbridge_testlib import containers as c
-from weighbridge_testlib.containers import Op, T, call, name, plain
+from weighbridge_testlib.containers import T, call, name
+from weighbridge_testlib.distributed import folder, metadata
 from weighbridge_testlib.mutation import mutated, outcome
-
-META = "torch.distributed.checkpoint.metadata"
-FILES = "torch.distributed.checkpoint.filesystem"
-
-
-def record(module: str, kind: str, state: Any) -> Op:
-    """Return the opcodes of an object of torch's metadata, made and given its state as pickle does."""
-    return Op(name(module, kind) + b")\x81" + plain(state) + b"b")
-
-
-def size(*sides: int) -> Op:
-    """Return torch.Size."""
-    return call(name("torch", "Size"), tuple(sides))
-
-
-def metadata(
-    tensors: Mapping[str, Any],
-    *,
-    plan: Mapping[str, tuple[str, ...]] | None = None,
-    more: Any = None,
-) -> bytes:
-    """Return a .metadata: name -> (shape, pieces of (offsets, sizes, file, offset, length))."""
-    table, stored = {}, {}
-    layout = call(name("torch.serialization", "_get_layout"), "torch.strided")
-    for label, (shape, pieces) in tensors.items():
-        memory = call(name(META, "_MEM_FORMAT_ENCODING"), 0)
-        about = record(META, "TensorProperties", (name("torch", "float32"), layout, False, memory, False))
-        chunks = [record(META, "ChunkStorageMetadata", {"offsets": size(*o), "sizes": size(*s)}) for o, s, *_ in pieces]
-        table[label] = record(
-            META, "TensorStorageMetadata", {"properties": about, "size": size(*shape), "chunks": chunks}
-        )
-        for offsets, _, file, begin, length in pieces:
-            index = record(META, "MetadataIndex", {"fqn": label, "offset": size(*offsets), "index": 0})
-            stored[index] = record(FILES, "_StorageInfo", {"relative_path": file, "offset": begin, "length": length})
-    state = {"state_dict_metadata": table, "planner_data": plan, "storage_data": stored, "version": "1.0.0"}
-    return c.pickled(record(META, "Metadata", {**state, **({"storage_meta": more} if more is not None else {})}))
-
-
-def folder(tmp_path: Path, data: bytes, files: dict[str, bytes]) -> Path:
-    """Write a checkpoint folder."""
-    place = tmp_path / "checkpoint"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    (place / ".metadata").write_bytes(data)
-    for label, content in files.items():
-        (place / label).write_bytes(content)
-    return place
-
 
 PIECE = c.torch_zip(T("F32", (2, 4), 0.5))
 TWO: dict[str, Any] = {
@@ -78,7 +29,7 @@ WHOLE = {"__0_0.distcp": PIECE + PIECE, "__1_0.distcp": PIECE}
 
 def test_a_sharded_checkpoint_lists_whole_tensors(tmp_path: Path) -> None:
     """Tensors of several pieces have their whole shape; every piece leads to the torch file that holds it."""
-    place = folder(tmp_path, metadata(TWO, plan=PLAN), WHOLE)
+    place = folder(tmp_path / "checkpoint", metadata(TWO, plan=PLAN), WHOLE)
     found = dcp.load(place)
     assert [(t.group, t.name, t.shape, t.dtype, t.nbytes) for t in found.directory.tensors] == [
         (("model",), "w", (4, 4), "F32", 64),
@@ -100,7 +51,7 @@ def test_a_sharded_checkpoint_lists_whole_tensors(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named_with_its_tensors(tmp_path: Path) -> None:
     """A data file that is not there blocks, with the names of the tensors it holds."""
-    place = folder(tmp_path, metadata(TWO, plan=PLAN), {"__0_0.distcp": PIECE + PIECE})
+    place = folder(tmp_path / "checkpoint", metadata(TWO, plan=PLAN), {"__0_0.distcp": PIECE + PIECE})
     directory = dcp.read(place)
     assert directory.facts["missing_files"] == ["__1_0.distcp"]
     assert [(h.code, h.subject, h.data["missing_tensors"]) for h in directory.hazards] == [
@@ -110,7 +61,7 @@ def test_a_missing_file_is_named_with_its_tensors(tmp_path: Path) -> None:
 
 def test_a_short_file_is_named(tmp_path: Path) -> None:
     """A data file that ends before a piece says how many bytes are missing."""
-    place = folder(tmp_path, metadata(TWO, plan=PLAN), {**WHOLE, "__1_0.distcp": PIECE[:-10]})
+    place = folder(tmp_path / "checkpoint", metadata(TWO, plan=PLAN), {**WHOLE, "__1_0.distcp": PIECE[:-10]})
     assert [(h.code, h.data["file"], h.data["short_by"]) for h in dcp.read(place).hazards] == [
         ("file-short", "__1_0.distcp", 10)
     ]
@@ -119,16 +70,18 @@ def test_a_short_file_is_named(tmp_path: Path) -> None:
 def test_pieces_must_cover_their_tensor(tmp_path: Path) -> None:
     """A tensor whose pieces leave a part out, or reach out of it, is named."""
     part = {"w": ((4, 4), [((0, 0), (2, 4), "__0_0.distcp", 0, len(PIECE))])}
-    directory = dcp.read(folder(tmp_path, metadata(part), WHOLE))
+    directory = dcp.read(folder(tmp_path / "checkpoint", metadata(part), WHOLE))
     assert [(h.code, h.subject) for h in directory.hazards] == [("tensor-incomplete", "w")]
     beyond = {"w": ((2, 4), [((2, 0), (2, 4), "__0_0.distcp", 0, len(PIECE))])}
-    assert "tensor-outside" in [h.code for h in dcp.read(folder(tmp_path, metadata(beyond), WHOLE)).hazards]
+    assert "tensor-outside" in [
+        h.code for h in dcp.read(folder(tmp_path / "checkpoint", metadata(beyond), WHOLE)).hazards
+    ]
 
 
 def test_a_path_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     """A piece in a file outside the folder is not looked for."""
     for path in ("../secret", "/etc/passwd", "a/../../b", "a//b", "x\n"):
-        place = folder(tmp_path, metadata({"w": ((2, 4), [((0, 0), (2, 4), path, 0, 10)])}), WHOLE)
+        place = folder(tmp_path / "checkpoint", metadata({"w": ((2, 4), [((0, 0), (2, 4), path, 0, 10)])}), WHOLE)
         found = [(h.code, h.data.get("unsafe_paths")) for h in dcp.read(place).hazards]
         assert ("path-unsafe", [path]) in found
 
@@ -144,7 +97,7 @@ def test_a_folder_without_metadata_did_not_end(tmp_path: Path) -> None:
 def test_a_payload_in_metadata_is_named(tmp_path: Path) -> None:
     """A call that rides in .metadata blocks by name; the tensors are still listed."""
     more = call(name("posix", "mkdir"), str(tmp_path / "canary"))
-    directory = dcp.read(folder(tmp_path, metadata(TWO, plan=PLAN, more=more), WHOLE))
+    directory = dcp.read(folder(tmp_path / "checkpoint", metadata(TWO, plan=PLAN, more=more), WHOLE))
     assert [(h.code, h.subject) for h in directory.hazards] == [("runs-code", "posix.mkdir")]
     assert len(directory.tensors) == 2
     assert not (tmp_path / "canary").exists()
@@ -154,7 +107,7 @@ def test_another_pickle_is_no_metadata(tmp_path: Path) -> None:
     """A pickle of something else is named as damaged metadata."""
     for value in ({"a": 1}, [1], None):
         with pytest.raises(FormatFault) as caught:
-            dcp.read(folder(tmp_path, pickle.dumps(value), {}))
+            dcp.read(folder(tmp_path / "checkpoint", pickle.dumps(value), {}))
         assert caught.value.code == "metadata-damaged"
 
 

@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "pull": Entry(_HOME + "pull:pull", "Fetch a version into a folder, verified, all or nothing."),
     "push": Entry(_HOME + "push:push", "Publish a folder as a new version, without a daemon."),
     "inspect": Entry(_HOME + "inspect:inspect", "Say what a folder holds and what would be published."),
+    "diagnose": Entry(_HOME + "diagnose:diagnose", "Say why a folder does not load, and what mends it."),
     "extract": Entry(_HOME + "extract:extract", "Take the weights out of a checkpoint, as safetensors."),
     "merge": Entry(_HOME + "merge:merge", "Merge an adapter into its base, streamed and proven."),
     "verify": Entry(_HOME + "verify:verify", "Compare a version or a pulled folder with its manifest."),
