@@ -110,7 +110,7 @@ def _drained(settings: Settings, path: str, seconds: float) -> dict[str, Any]:
     _talk()
     while True:
         try:
-            return draining.by_socket(str(settings.daemon.socket), path, max(0.0, end - time.monotonic()))
+            return draining.by_socket(settings.daemon.socket, path, max(0.0, end - time.monotonic()))
         except errors.UnreachableError:
             pass  # no daemon, or one that is not listening yet: the lock below tells which
         try:

@@ -219,7 +219,7 @@ class Folders:
         """Return the folders that are not finished, the longest waiting first."""
         now = self.clock()
         found = [
-            Waiting(f.path, str(f.rule.root), f.reason, now - seen.first, f.hopeless, f.overdue)
+            Waiting(f.path, f.rule.root, f.reason, now - seen.first, f.hopeless, f.overdue)
             for f in list(self._folders.values())
             if (seen := f.seen) is not None
         ]

@@ -329,7 +329,7 @@ class Intake:
                 self._homes.failed(rule.home, error)  # the bytes are kept here until it answers again
             if place is None:
                 own = True
-                place = self._settings.state / STAGING / nonce
+                place = Path(self._settings.state, STAGING, nonce)
                 if not self._fits(sum(file.size for file in admission.files)):
                     if mode != "auto" or always:
                         raise errors.DiskFullError(
@@ -364,7 +364,7 @@ class Intake:
 
     def _fits(self, needed: int) -> bool:
         """Tell whether our own staging folder may take so many bytes more."""
-        folder = self._settings.state / STAGING
+        folder = Path(self._settings.state, STAGING)
         used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return used + needed <= self._settings.staging_max
 

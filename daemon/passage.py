@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from weighbridge.config.settings import Settings
@@ -97,6 +98,7 @@ def _work(
     patience: float | None = None,
 ) -> Passage:
     stop = threading.Event()
+    folder = Path(settings.daemon.state)
 
     def end(_number: int, _frame: object) -> None:
         stop.set()
@@ -105,7 +107,7 @@ def _work(
     try:
         with locked_state(settings, environ):
             for _ in range(3):
-                session = Session(settings, state.open_database(settings.daemon.state), environ=environ, stop=stop)
+                session = Session(settings, state.open_database(folder), environ=environ, stop=stop)
                 until = _Until(first, over, patience)
                 until.session = session
                 session.start(ear=False)
@@ -116,7 +118,7 @@ def _work(
                     if not session.damaged:
                         return Passage(session.published(), until.trouble or session.first_error())
                 except sqlite3.OperationalError as error:
-                    raise state.cannot_write(error, settings.daemon.state / state.DATABASE) from error
+                    raise state.cannot_write(error, folder / state.DATABASE) from error
                 finally:
                     session.close()
         raise errors.IntegrityError("the database is damaged again and again", fix="look at the disk (dmesg)")

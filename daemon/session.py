@@ -83,7 +83,7 @@ class Session:
         self.trouble: errors.WeighbridgeError | None = None
         self._drains = Drains()
         self._host = socket.gethostname()
-        self._owner = Owner(host=self._host, daemon=states.identity(settings.daemon.state))
+        self._owner = Owner(host=self._host, daemon=states.identity(Path(settings.daemon.state)))
         self._fresh: Settings | None = None
         self._former: list[Homes] = []
         self._build(settings)
@@ -93,13 +93,14 @@ class Session:
         """Make the parts that follow from the settings."""
         self.settings = settings
         daemon = settings.daemon
+        self._state = Path(daemon.state)
         table = mounts.read_table(self._environ)
         self.hints = Hints(threading.Event())
         self.homes = Homes(settings.remotes, self._catalog, self.store, writer=self._owner.daemon)
-        own = [str(daemon.state), *(_folder_of(remote.url) for remote in settings.remotes.values())]
+        own = [daemon.state, *(_folder_of(remote.url) for remote in settings.remotes.values())]
         self.folders = Folders(
             settings.watch,
-            StoreLedger(self.store, daemon.state, self._wake_workers),
+            StoreLedger(self.store, self._state, self._wake_workers),
             self.hints,
             quiet=daemon.quiet,
             scan=daemon.scan,
@@ -115,10 +116,10 @@ class Session:
         self.runner = Runner(
             self.store, self.homes, self.intake, self._owner, changed=self._changed, stopping=self._stop
         )
-        scratch = daemon.state / STAGING
+        scratch = self._state / STAGING
         self.deliveries = Deliveries(self.store, self.homes, settings.remotes, scratch)
         names = frozenset(rule.home for rule in settings.watch)
-        self.upkeep = Upkeep(self.store, self.homes, names, daemon.state, self._host)
+        self.upkeep = Upkeep(self.store, self.homes, names, self._state, self._host)
         why = "file events are switched off" if self._scan_only else None
         reasons = {root: why or mounts.network_filesystem(root, table) for root in self.folders.roots}
         self._scan_roots = [(root, reason) for root, reason in reasons.items() if reason is not None]
@@ -139,7 +140,7 @@ class Session:
         self.hints.start(self.folders.roots, scan_only=self._scan_roots)
         # What stands under a root that is new to us is old; nobody may be told that we are there before we know it.
         self.folders.first_look()
-        self._ear = ControlServer(self.settings.daemon.socket, self.ops()) if ear else None
+        self._ear = ControlServer(Path(self.settings.daemon.socket), self.ops()) if ear else None
         if self._ear is not None:
             self._ear.start()
         self._owe_mirrors()
@@ -199,7 +200,7 @@ class Session:
         self._clockwork = Clockwork(self._turns(full=True))
         self._clockwork.start()
         self.workers.wake()
-        _log.info("the configuration was read again", extra={"config": str(settings.source)})
+        _log.info("the configuration was read again", extra={"config": settings.source})
 
     def _turns(self, *, full: bool) -> dict[str, tuple[float, Callable[[], object]]]:
         scan = self.settings.daemon.scan
@@ -257,7 +258,7 @@ class Session:
             self.damaged = True
             self.folders.wake.set()
         else:
-            described = states.cannot_write(error, self.settings.daemon.state / states.DATABASE)
+            described = states.cannot_write(error, self._state / states.DATABASE)
             if self.trouble is None or self.trouble.why != described.why:
                 _log.error(described.what, extra={"why": described.why, "fix": described.fix})
             self.trouble = described
@@ -325,7 +326,7 @@ class Session:
     def _export(self, state: str = "running") -> None:
         document = self.status()
         document["daemon"]["state"] = state
-        report.export(document, self.settings.daemon.state, self.settings.daemon.socket.parent)
+        report.export(document, self._state, Path(self.settings.daemon.socket).parent)
 
     def _op_log(self, args: Mapping[str, Any]) -> list[dict[str, Any]]:
         name = args.get("name")

@@ -220,7 +220,7 @@ def test_settings_reach_the_place(tmp_path: Path) -> None:
 def test_settings_of_buckets_are_for_buckets(line: str, word: str) -> None:
     """A key that only means something for a bucket is refused for a folder."""
     with pytest.raises(errors.UsageError) as caught:
-        read_text(f'[remotes.team]\nurl = "/srv"\n{line}\n', Path("x"), {})
+        read_text(f'[remotes.team]\nurl = "/srv"\n{line}\n', "x", {})
     assert word in f"{caught.value.why} {caught.value.data}"
 
 
@@ -230,7 +230,7 @@ def test_settings_of_buckets_are_for_buckets(line: str, word: str) -> None:
 def test_values_that_no_store_knows_are_refused(line: str) -> None:
     """Encryption, class and addressing are checked before anything is sent; archives can not be pulled from."""
     with pytest.raises(errors.UsageError):
-        read_text(f'[remotes.team]\nurl = "s3://bucket"\n{line}\n', Path("x"), {})
+        read_text(f'[remotes.team]\nurl = "s3://bucket"\n{line}\n', "x", {})
 
 
 # ------------------------------------------------------------------------------------------------ against real servers

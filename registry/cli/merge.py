@@ -121,7 +121,7 @@ def _sides(
 ) -> Iterator[tuple[list[_Side], _Side, Any]]:
     """Find both sides of a merge; what has to be fetched lies in a scratch folder until the command has succeeded."""
     words = "\0".join([*adapters, base, remote or ""])
-    place = cache_dir(os.environ) / "merge" / sha256_bytes(words.encode("utf-8", "surrogateescape"))[:16]
+    place = Path(cache_dir(os.environ), "merge", sha256_bytes(words.encode("utf-8", "surrogateescape"))[:16])
 
     def scratch() -> Path:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

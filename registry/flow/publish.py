@@ -77,7 +77,7 @@ def prepare(
         place = staging_folder / nonce
     if place is None and remote.properties.commits:
         # What is committed at once cannot be looked at again before the decision: it always goes from a private copy.
-        place, own = cache_dir(os.environ) / "stage" / nonce, True
+        place, own = Path(cache_dir(os.environ), "stage", nonce), True
         mode = "copy" if mode == "direct" else mode
     if place is None and made:
         mode = "copy"
