@@ -33,7 +33,6 @@ from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.daemon.watch import Hints
 from weighbridge.daemon.workers import Workers
 from weighbridge.registry import control, errors, findings
-from weighbridge.registry.flow.admit import NEVER_ALLOWED
 from weighbridge.registry.types import Owner
 
 STOP_WITHIN: Final = 8.0
@@ -292,6 +291,13 @@ class Session:
         for job in self.store.jobs("state IN ('blocked', 'quarantined')", order="updated_at"):
             fix = next((f.fix for f in job.findings_list if f.fix), None)
             return errors.RefusedError(f"{job.path} is {job.state}", why=job.reason, fix=fix)
+        for root, held in self.folders.roots.items():
+            if held.tree.missing:
+                return errors.NotFoundError(
+                    f"the watched root {root} is not there",
+                    why="nothing under it was looked at",
+                    fix=f"mount it, or mend root in {self.settings.source}",
+                )
         for waiting in self.folders.waiting():
             return errors.NotFinishedError(
                 f"{waiting.path} is not finished", why=waiting.reason, fix="registry inspect shows what is missing"
@@ -370,7 +376,7 @@ def allow(store: JobStore, path: str, code: str, reason: str, *, who: str) -> di
     known = findings.CODES.get(code)
     if known is None:
         raise errors.UsageError(f"'{code}' is no finding", fix="registry status shows the codes of what is blocked")
-    if (known.integrity and code != "job-quarantined") or code in NEVER_ALLOWED:
+    if not findings.may_be_allowed(code) and code != "job-quarantined":
         raise errors.DeniedError(
             f"{code} cannot be allowed",
             why=f"it means: {known.meaning}",

@@ -254,6 +254,8 @@ CODES: Final[dict[str, Code]] = {
     "remote-unreachable": Code("warn", "a remote gives no answer; jobs wait with their bytes kept"),
 }
 
+_NEVER_ALLOWED: Final = frozenset({"secret-in-file"})
+
 _ORDER: Final[tuple[Outcome, ...]] = ("accept", "warn", "wait", "refuse")
 
 
@@ -269,6 +271,12 @@ def outcome(findings: Iterable[Finding]) -> Outcome:
         elif finding.severity == "warn":
             worst = max(worst, 1)
     return _ORDER[worst]
+
+
+def may_be_allowed(code: str) -> bool:
+    """Tell whether a person may publish in spite of a finding of this code: integrity and secrets are not theirs."""
+    known = CODES[code]
+    return not (known.integrity or known.waits or code in _NEVER_ALLOWED)
 
 
 def strictest(outcomes: Iterable[Outcome]) -> Outcome:
