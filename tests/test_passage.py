@@ -64,7 +64,7 @@ def test_a_passage_tells_of_what_it_could_not_name_or_read(yard: Yard) -> None:
     settled(yard, 10)
     lora_adapter(yard.runs / "team/run-2/final")
     odd = os.fsencode(yard.runs / "team") + b"/caf\xe9"
-    os.rename(yard.runs / "team/run-2", odd)
+    (yard.runs / "team/run-2").rename(os.fsdecode(odd))
     done = yard.daemon_once()
     assert done.returncode == 0, done.stderr
     (line,) = [text for text in done.stderr.splitlines() if "not UTF-8" in text]

@@ -4,7 +4,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -87,6 +87,19 @@ def opened(chosen: RemoteSettings, out: Output, *, ref: str | None = None) -> It
             found.catalog.close()
     finally:
         remote.close()
+
+
+def published(chosen: RemoteSettings, ref: str, untold: Sequence[WeighbridgeError], out: Output) -> None:
+    """Let the next `ls` show a version that was just published, and say so where the team could not be told of it.
+
+    Nothing that fails here makes the version undone, so nothing is raised.
+    """
+    for error in untold:
+        why = f"{error.what} ({error.why})" if error.why else error.what
+        out.talk(f"warning: {ref} is published; telling the team failed: {why}", "yellow")
+        out.talk("  fix: remove the cause and repeat the command: the number stays, the team is told")
+    with suppress(WeighbridgeError, OSError, *DAMAGE), opened(chosen, out, ref=ref):
+        pass
 
 
 def _plain(ref: str) -> bool:
