@@ -204,7 +204,7 @@ def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> No
             }
         )
         return
-    out.say(f"{name}: {artifact.kind}, {len(files)} files, {size(whole)} would be published")
+    out.say(f"{name}: {artifact.kind}, {_files(files)}, {size(whole)} would be published")
     for file in admission.files:
         changed = "   (paths rewritten)" if file.path in admission.transform else ""
         out.say(f"  {file.path}   {size(file.size)}   {file.role}{changed}")
@@ -244,9 +244,13 @@ def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -
     if receipt.joined:
         out.talk(f"these bytes are there already ({short(receipt.content)})")
     else:
-        count = f"{len(admission.files)} files, {size(whole)} in {seconds:.1f} s"
+        count = f"{_files(admission.files)}, {size(whole)} in {seconds:.1f} s"
         out.talk(f"{count}, {receipt.verified} on {receipt.remote}: {receipt.location}")
     out.say(f"{receipt.name}@v{receipt.n}")
+
+
+def _files(files: Sequence[object]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files)} files"
 
 
 def _findings(admission: Admission, out: Output) -> None:

@@ -104,7 +104,8 @@ def admit(
     told = [f for f in told if f.code != "remote-code"] + faults
     told += _licence_rules(licence.license, policy)
     files = [_file(artifact, one) for one in chosen]
-    told += [file_name_unsafe(one.path, fault) for one in files if (fault := path_fault(one.path))]
+    unsafe = [file_name_unsafe(one.path, fault) for one in files if (fault := path_fault(one.path))]
+    told += [one for one in unsafe if one not in told]
     told = [
         msgspec.structs.replace(f, severity=policy.unknown_license) if f.code == "license-unknown" else f for f in told
     ]
