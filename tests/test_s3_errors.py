@@ -74,6 +74,7 @@ def test_every_class_of_the_library_is_translated(kind: type[Exception], write: 
     assert found.why
     assert found.fix
     assert found.exit_code in {1, 2, 3, 4, 6}
+    assert isinstance(found, errors.BugError) or f"{found.what} {found.why}".count(URL) == 1
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
@@ -85,6 +86,7 @@ def test_every_code_of_the_servers_is_translated(code: str, write: bool) -> None
     assert found.why
     handled = errors.MissingError | errors.ExistsError
     assert found.fix or isinstance(found, handled) or found.data.get("kind") in {"range", "refused"}
+    assert f"{found.what} {found.why}".count(URL) == 1, "which remote, said once"
 
 
 @pytest.mark.parametrize(
