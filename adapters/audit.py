@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from weighbridge.adapters import keys, peft_config
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.keys import Key
-from weighbridge.adapters.whole import some
+from weighbridge.adapters.whole import counted, some
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
@@ -244,7 +244,7 @@ def ranks(it: Loaded) -> Checked:
     fault = findings.finding(
         "rank-mismatch",
         it.subject,
-        f"the config says rank {expected:g}, the matrices of {len(wrong)} modules have rank "
+        f"the config says rank {expected:g}, the matrices of {counted(len(wrong), 'module')} have rank "
         f"{', '.join(map(str, sorted({r for pair in wrong.values() for r in pair})))} (such as {module}): the adapter "
         "would not load, or be applied with another strength",
         "put the adapter_config.json of the same save beside the weights",
@@ -293,8 +293,8 @@ def targets(it: Loaded) -> Checked:
             findings.finding(
                 "target-stray",
                 it.subject,
-                f"{len(stray)} modules have weights but are no target of the config ({some(stray)}): PEFT ignores them "
-                "silently",
+                f"{counted(len(stray), 'module')} with weights but no target of the config ({some(stray)}): PEFT "
+                "ignores such weights silently",
                 "put the adapter_config.json of the same save beside the weights",
                 stray_modules=stray[:50],
             )
@@ -354,7 +354,7 @@ def variants(it: Loaded) -> Checked:
             findings.finding(
                 "dora-mismatch",
                 it.subject,
-                f"the config says DoRA, {len(without)} modules have no magnitude vector: {some(without)}",
+                f"the config says DoRA, {counted(len(without), 'module')} without a magnitude vector: {some(without)}",
                 "save the adapter again",
                 missing_tensors=[f"{keys.PREFIX}{module}.lora_magnitude_vector" for module in without],
             )

@@ -8,7 +8,7 @@ from weighbridge.adapters.formats.safetensors import Header
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.reading import Reader
 from weighbridge.adapters.weights import WeightSet, main_dtype
-from weighbridge.adapters.whole import header_of, some
+from weighbridge.adapters.whole import counted, header_of, some
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
@@ -41,7 +41,7 @@ def shards_beside(
                 findings.finding(
                     "index-incomplete",
                     index.path,
-                    f"{index.path} leaves out {some(paths)} of the same set, and {len(left)} tensors with them",
+                    f"{index.path} leaves out {some(paths)} of the same set and with it {counted(len(left), 'tensor')}",
                     "write a new index from the headers, or save the model again",
                     unindexed_files=paths,
                     unlisted_tensors=left,

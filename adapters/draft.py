@@ -6,7 +6,7 @@ from typing import Any
 
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place, Unreadable
-from weighbridge.adapters.whole import some
+from weighbridge.adapters.whole import counted, some
 from weighbridge.registry import findings
 from weighbridge.registry.types import AdapterFacts, BaseFacts, Finding, LicenseFacts, WeightsFacts
 
@@ -98,7 +98,7 @@ class Draft:
         whole = findings.finding(
             "lfs-pointer",
             first.subject,
-            f"{len(table)} files are Git LFS pointers, not downloaded ({some(table)}): they stand for {total} bytes",
+            f"{counted(len(table), 'Git LFS pointer')} instead of the files ({some(table)}): {total} bytes in all",
             first.fix,
             **{**first.data, "pointers": table, "pointers_total_size": total},
         )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from weighbridge.adapters import packed_weights, weights
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.quantization import Quantization
-from weighbridge.adapters.whole import some
+from weighbridge.adapters.whole import counted, some
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
@@ -83,7 +83,7 @@ def adapter_left_inside(tensors: Mapping[str, Tensor], subject: str) -> Checked:
     fault = findings.finding(
         "not-merged",
         subject,
-        f"the weights still hold {len(lora)} LoRA tensors and {len(base)} base_layer names"
+        f"the weights still hold {counted(len(lora), 'LoRA tensor')} and {counted(len(base), 'base_layer name')}"
         + (f", and {prefixed} names begin with base_model.model." if prefixed else "")
         + ": this is no merged model, a loader fills it with random weights",
         "merge the adapter (merge_and_unload), then save",
@@ -178,8 +178,8 @@ def required(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: 
     fault = findings.finding(
         "tensor-missing",
         subject,
-        f"{len(missing)} tensors that the architecture needs are in no file: {some(missing)}; a loader fills them with "
-        "random values",
+        f"no file holds {counted(len(missing), 'tensor')} that the architecture needs: {some(missing)}; "
+        "a loader fills in random values",
         "save the model again",
         missing_tensors=sorted(missing),
     )

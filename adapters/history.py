@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from weighbridge.registry.errors import half_character
 from weighbridge.registry.types import BestFacts
 
 STATE: Final = "trainer_state.json"
@@ -58,7 +59,7 @@ def read(folder: Path) -> State | None:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return parse(document) if isinstance(document, dict) else None
+    return parse(document) if isinstance(document, dict) and half_character(document) is None else None
 
 
 def parse(document: dict[str, Any]) -> State:

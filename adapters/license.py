@@ -343,7 +343,7 @@ def _unknown(card: CardFacts, findings: list[Finding]) -> LicenseFacts:
     findings.append(
         finding(
             "license-unknown",
-            card_facts.CARD,
+            card_facts.CARD if card.present else ".",
             f"the licence is unknown: {evidence}",
             f"declare it in the card, or write license: <id> into {SIDECAR}",
         )

@@ -14,7 +14,7 @@ from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.weights import WeightSet
-from weighbridge.adapters.whole import file_findings, some
+from weighbridge.adapters.whole import counted, file_findings, some
 from weighbridge.registry import findings
 
 VALUES_LIMIT: Final = 256 << 20
@@ -177,7 +177,7 @@ def broken_values(subject: str, nan: dict[str, int], inf: dict[str, int]) -> lis
         findings.finding(
             "values-nan",
             subject,
-            f"{len(names)} tensors hold NaN or infinities ({some(names)}): {sum(nan.values())} NaN, "
+            f"{counted(len(names), 'tensor')} with NaN or infinities ({some(names)}): {sum(nan.values())} NaN, "
             f"{sum(inf.values())} infinite",
             "publish an earlier checkpoint; the training has diverged",
             **data,

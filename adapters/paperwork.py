@@ -62,8 +62,12 @@ def read(draft: Draft, files: Iterable[JudgedFile], above: Sequence[Path], cache
 
 
 def _placed(draft: Draft, one: Finding) -> Finding:
-    """Return a finding with the path of its file from the inspected root."""
-    if one.subject in draft.place.names and draft.place.folder != ".":
+    """Return a finding with the path of its file or folder from the inspected root."""
+    if draft.place.folder == ".":
+        return one
+    if one.subject == ".":
+        return msgspec.structs.replace(one, subject=draft.place.folder)
+    if one.subject in draft.place.names:
         return msgspec.structs.replace(one, subject=draft.place.path(one.subject))
     return one
 

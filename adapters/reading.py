@@ -1,15 +1,22 @@
 """Read the small parts of a tree once: JSON, safetensors headers, first bytes. Never a tensor, never a pickle."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters.formats import readers, safetensors, sniff
 from weighbridge.adapters.formats.protocol import Directory, FormatFault
 from weighbridge.adapters.listing import File, Tree
+from weighbridge.registry.errors import half_character
 
 JSON_LIMIT: Final = 64 << 20
 """Bytes of the largest JSON document that is read."""
+
+
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_TOKENS: Final = frozenset({"vocab.json", "tokenizer.json", "added_tokens.json"})
+"""Their strings are pieces of text as a tokenizer cuts it, and become no facts."""
 
 
 class Unreadable(NamedTuple):
@@ -125,10 +132,12 @@ def _document(file: File) -> Any:
     if sniff.pointer(stored) is not None:
         return Unreadable("it is a Git LFS pointer")
     try:
-        return json.loads(stored.decode("utf-8-sig"))
+        document = json.loads(stored.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return Unreadable(f"byte {error.start} is not UTF-8")
     except json.JSONDecodeError as error:
         return Unreadable(f"not valid JSON: {error.msg} at line {error.lineno}")
     except (ValueError, RecursionError) as error:
         return Unreadable(f"not valid JSON: {error}")
+    half = half_character(document) if _HALF.search(stored) and file.name not in _TOKENS else None
+    return document if half is None else Unreadable(f"{half} is half a character, which no other program can hold")

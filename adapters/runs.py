@@ -83,8 +83,10 @@ def assemble(
             findings.finding(
                 "no-artifact",
                 ".",
-                f"{_told(files)} in {inside or path}: nothing here can be published",
-                "name another folder",
+                f"{inside} holds no weights of a known kind: nothing of it can be published"
+                if Path(path).is_file()
+                else f"{_told(files)} in {inside or path}: nothing here can be published",
+                "name a file with weights, or the folder of the model",
             )
         )
     own += _mixed(drafts, facts) + _shared(artifacts, facts) + _same(reader, artifacts, facts)

@@ -17,7 +17,7 @@ from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.reading import Place, Reader, Unreadable
 from weighbridge.adapters.weights import WeightSet
-from weighbridge.adapters.whole import dead_link, file_findings, header_of, pointer_data, some
+from weighbridge.adapters.whole import counted, dead_link, file_findings, header_of, pointer_data, some
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
@@ -107,7 +107,7 @@ def _indexed(index: File, tensors_here: Mapping[str, File], place: Place, form: 
             findings.finding(
                 "index-path-unsafe",
                 index.path,
-                f"{index.path} names {len(unsafe)} files outside the folder, such as {unsafe[0]!r}",
+                f"{index.path} names {counted(len(unsafe), 'file')} outside the folder, such as {unsafe[0]!r}",
                 REBUILD,
                 unsafe_paths=unsafe,
             )
@@ -204,7 +204,7 @@ def _missing_shards(
                 "shard-missing",
                 index.path,
                 f"{some(at[v] for v in absent)} named by {index.path} "
-                f"{'is' if len(absent) == 1 else 'are'} not there; {len(gone)} tensors would be missing",
+                f"{'is' if len(absent) == 1 else 'are'} not there; {counted(len(gone), 'tensor')} would be missing",
                 "copy the missing file here, or save the model again",
                 missing_files=[at[v] for v in absent],
                 missing_tensor_count=len(gone),
@@ -310,7 +310,7 @@ def _totals(
         return
     size = sum(tensor.size for tensor in (tensors or {}).values())
     count = sum(tensor.elements for tensor in (tensors or {}).values())
-    for key, fact, counted, what in (
+    for key, fact, added, what in (
         ("total_size", "index_total_size", size, "bytes"),
         ("total_parameters", "index_total_parameters", count, "parameters"),
     ):
@@ -322,15 +322,15 @@ def _totals(
         if tensors is None:
             continue
         packed = key == "total_parameters" and any(t.dtype in {"I32", "U32", "U8", "F4"} for t in tensors.values())
-        if whole != counted and not packed:
+        if whole != added and not packed:
             claim: dict[str, Any] = {fact: whole}
             found.append(
                 findings.finding(
                     "index-total-wrong",
                     index.path,
-                    f"{index.path} declares {whole} {what}, the headers add up to {counted}",
+                    f"{index.path} declares {whole} {what}, the headers add up to {added}",
                     "the counted figure is used; write a new index",
-                    counted=counted,
+                    counted=added,
                     **claim,
                 )
             )

@@ -105,6 +105,11 @@ def header_of(file: File, reader: Reader) -> Header:
     return reader.header(file)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a count with its noun: `1 tensor`, `2 tensors`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def some(names: Iterable[str]) -> str:
     """Return the first few names as text, and how many more there are."""
     every = list(names)

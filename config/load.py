@@ -9,7 +9,6 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.config import places, values
@@ -103,7 +102,9 @@ class Problem(NamedTuple):
     near: tuple[str, ...] = ()
 
 
-def load(path: Path | str | None = None, environ: Mapping[str, str] | None = None, *, resolve: bool = True) -> Settings:
+def load(
+    path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None, *, resolve: bool = True
+) -> Settings:
     """Return the settings of a file, or of the one that `locate` finds, or the built-in ones where there is none.
 
     With `resolve` folders are compared by their real paths. Commands that only read do without: a watched file system
@@ -113,13 +114,13 @@ def load(path: Path | str | None = None, environ: Mapping[str, str] | None = Non
     file may not be read.
     """
     given = os.environ if environ is None else environ
-    source = Path(path) if path is not None else locate(given)
+    source = os.fspath(path) if path is not None else locate(given)
     if source is None:
         return _settings({}, None, given, [], resolve=False)
     return read_text(_read(source), source, given, resolve=resolve)
 
 
-def read_text(text: str, source: Path, environ: Mapping[str, str], *, resolve: bool = True) -> Settings:
+def read_text(text: str, source: str, environ: Mapping[str, str], *, resolve: bool = True) -> Settings:
     """Return the settings of a configuration's text; `source` is the file it stands in, or is about to.
 
     Raises UsageError as `load` does.
@@ -132,7 +133,7 @@ def read_text(text: str, source: Path, environ: Mapping[str, str], *, resolve: b
     return settings
 
 
-def _read(source: Path) -> str:
+def _read(source: str) -> str:
     """Return the text of a file that nobody but its owner can change."""
     try:
         with open(source, "rb", opener=_at_once) as stream:
@@ -140,37 +141,33 @@ def _read(source: Path) -> str:
             stored = stream.read(_SIZE_LIMIT + 1)
     except FileNotFoundError as error:
         raise UsageError(
-            f"the configuration {source} is not there", fix=f"registry init --path {source}", file=str(source)
+            f"the configuration {source} is not there", fix=f"registry init --path {source}", file=source
         ) from error
     except PermissionError as error:
         raise DeniedError(
             f"the configuration {source} may not be read",
             fix="run as a user who may, or name another file in WEIGHBRIDGE_CONFIG",
-            file=str(source),
+            file=source,
         ) from error
     except (IsADirectoryError, NotADirectoryError) as error:
-        raise UsageError(f"the configuration {source} is no file", fix="name a file", file=str(source)) from error
+        raise UsageError(f"the configuration {source} is no file", fix="name a file", file=source) from error
     if not stat.S_ISREG(mode):
-        raise UsageError(f"the configuration {source} is no regular file", fix="name a file", file=str(source))
+        raise UsageError(f"the configuration {source} is no regular file", fix="name a file", file=source)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "everybody" if mode & stat.S_IWOTH else "its group"
         raise UsageError(
             f"the configuration {source} can be changed by {who}",
             why=f"its mode is {stat.S_IMODE(mode):04o}; whoever can write it decides what leaves this machine",
             fix=f"chmod go-w {source}",
-            file=str(source),
+            file=source,
         )
     if len(stored) > _SIZE_LIMIT:
-        raise UsageError(
-            f"the configuration {source} is larger than 1 MiB", fix="name the right file", file=str(source)
-        )
+        raise UsageError(f"the configuration {source} is larger than 1 MiB", fix="name the right file", file=source)
     try:
         return stored.removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
         line = stored.count(b"\n", 0, error.start) + 1
-        raise UsageError(
-            f"{source}, line {line}: not UTF-8", fix="save it as UTF-8", file=str(source), line=line
-        ) from error
+        raise UsageError(f"{source}, line {line}: not UTF-8", fix="save it as UTF-8", file=source, line=line) from error
 
 
 def _at_once(path: str, flags: int) -> int:
@@ -178,7 +175,7 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _parse(source: Path, text: str) -> dict[str, Any]:
+def _parse(source: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -187,7 +184,7 @@ def _parse(source: Path, text: str) -> dict[str, Any]:
 
 def _settings(
     document: Mapping[str, Any],
-    source: Path | None,
+    source: str | None,
     environ: Mapping[str, str],
     problems: list[Problem],
     *,
@@ -205,14 +202,14 @@ def _settings(
 
 
 def _daemon(
-    document: Mapping[str, Any], source: Path | None, environ: Mapping[str, str], problems: list[Problem]
+    document: Mapping[str, Any], source: str | None, environ: Mapping[str, str], problems: list[Problem]
 ) -> DaemonSettings:
     found = _section(document.get("daemon", {}), ("daemon",), DAEMON_KEYS, problems)
     system = places.is_system(source)
-    state = Path(environ.get("WEIGHBRIDGE_STATE") or found.get("state") or places.state_dir(environ, system=system))
+    state = environ.get("WEIGHBRIDGE_STATE") or found.get("state") or places.state_dir(environ, system=system)
     socket = environ.get("WEIGHBRIDGE_SOCKET") or found.get("socket")
-    found["state"] = state
-    found["socket"] = Path(socket) if socket else places.socket_path(environ, state, system=system)
+    found["state"] = os.path.abspath(state)  # noqa: PTH100 - pathlib stays off the start-up path
+    found["socket"] = os.path.abspath(socket or places.socket_path(environ, state, system=system))  # noqa: PTH100
     return DaemonSettings(**found)
 
 
@@ -285,7 +282,7 @@ def _watch(
             found["home"] = next(iter(remotes), "")
             if len(remotes) > 1:
                 problems.append(Problem(at, "'home' is missing and there are several remotes", _home_fix(remotes)))
-        found.setdefault("root", Path("/"))
+        found.setdefault("root", "/")
         rule = WatchRule(**found)
         _check_targets(rule, at, remotes, problems)
         rules.append(rule)
@@ -351,7 +348,7 @@ def _unknown(path: tuple[str | int, ...], known: tuple[str, ...]) -> Problem:
     return Problem(path, "unknown key", f"the keys here are: {', '.join(known)}", word, known)
 
 
-def _places(settings: Settings, real_path: Callable[[Path | str], str]) -> Iterator[Problem]:
+def _places(settings: Settings, real_path: Callable[[str], str]) -> Iterator[Problem]:
     """Yield a problem for each root that lies in another, and for state or a directory remote in or around a root.
 
     Compared by `real_path`, so that a link cannot hide it: a watched folder is never written to, and what is published

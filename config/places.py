@@ -1,12 +1,11 @@
 """Where configuration, state, socket, cache and data lie: the system's places, else the user's own (XDG).
 
-Spelled by hand because this is on the start-up path of `registry ls`, where platformdirs would cost half as much as a
-whole interpreter. Nothing here reads the environment by itself.
+Spelled by hand and as text because this is on the start-up path of `registry ls`: platformdirs would cost half as much
+as a whole interpreter there, pathlib a third. Nothing here reads the environment by itself.
 """
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 SYSTEM_CONFIG: Final = "/etc/weighbridge/weighbridge.toml"
@@ -29,14 +28,14 @@ def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> str:
     return f"{base if base.startswith('/') else f'{home(environ)}/{fallback}'}/{_APP}"
 
 
-def user_config(environ: Mapping[str, str]) -> Path:
+def user_config(environ: Mapping[str, str]) -> str:
     """Return where the user's own configuration file lies, there or not."""
-    return Path(_xdg(environ, "XDG_CONFIG_HOME", ".config"), _FILE)
+    return f"{_xdg(environ, 'XDG_CONFIG_HOME', '.config')}/{_FILE}"
 
 
-def cache_dir(environ: Mapping[str, str]) -> Path:
+def cache_dir(environ: Mapping[str, str]) -> str:
     """Return the folder of the commands' disposable caches: WEIGHBRIDGE_CACHE, else the user's cache folder."""
-    return Path(environ.get("WEIGHBRIDGE_CACHE") or _xdg(environ, "XDG_CACHE_HOME", ".cache"))
+    return environ.get("WEIGHBRIDGE_CACHE") or _xdg(environ, "XDG_CACHE_HOME", ".cache")
 
 
 def embedded_remote(environ: Mapping[str, str]) -> str:
@@ -44,27 +43,27 @@ def embedded_remote(environ: Mapping[str, str]) -> str:
     return f"{_xdg(environ, 'XDG_DATA_HOME', '.local/share')}/registry"
 
 
-def locate(environ: Mapping[str, str], *, system: str = SYSTEM_CONFIG) -> Path | None:
+def locate(environ: Mapping[str, str], *, system: str = SYSTEM_CONFIG) -> str | None:
     """Return the configuration file: WEIGHBRIDGE_CONFIG, else the system's, else the user's, else None.
 
     A system file that this user may not read gives way to the user's own, where there is one.
     """
     named = environ.get("WEIGHBRIDGE_CONFIG")
     if named:
-        return Path(named)
+        return named
     own = user_config(environ)
     for path in (system, own):
         if os.access(path, os.R_OK):
-            return Path(path)
-    return next((Path(path) for path in (system, own) if os.path.exists(path)), None)  # noqa: PTH110 - as above
+            return path
+    return next((path for path in (system, own) if os.path.exists(path)), None)  # noqa: PTH110 - as above
 
 
-def is_system(source: Path | None, *, system: str = SYSTEM_CONFIG) -> bool:
+def is_system(source: str | None, *, system: str = SYSTEM_CONFIG) -> bool:
     """Tell whether a configuration belongs to the machine rather than to a user."""
-    return source is not None and source.parent == Path(system).parent
+    return source is not None and _folder(source) == _folder(system)
 
 
-def state_dir(environ: Mapping[str, str], *, system: bool) -> Path:
+def state_dir(environ: Mapping[str, str], *, system: bool) -> str:
     """Return the daemon's state folder: WEIGHBRIDGE_STATE, the system's or the user's.
 
     STATE_DIRECTORY and RUNTIME_DIRECTORY are not read: whoever types `registry status` inside some other service's unit
@@ -72,16 +71,20 @@ def state_dir(environ: Mapping[str, str], *, system: bool) -> Path:
     """
     named = environ.get("WEIGHBRIDGE_STATE")
     if named:
-        return Path(named)
-    return Path(SYSTEM_STATE if system else _xdg(environ, "XDG_STATE_HOME", ".local/state"))
+        return named
+    return SYSTEM_STATE if system else _xdg(environ, "XDG_STATE_HOME", ".local/state")
 
 
-def socket_path(environ: Mapping[str, str], state: Path, *, system: bool) -> Path:
+def socket_path(environ: Mapping[str, str], state: str, *, system: bool) -> str:
     """Return the daemon's socket: WEIGHBRIDGE_SOCKET, else in the runtime folder of system or user, else in `state`."""
     named = environ.get("WEIGHBRIDGE_SOCKET")
     if named:
-        return Path(named)
+        return named
     if system:
-        return Path(SYSTEM_RUNTIME, SOCKET)
+        return f"{SYSTEM_RUNTIME}/{SOCKET}"
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    return Path(runtime, _APP, SOCKET) if runtime.startswith("/") else state / SOCKET
+    return f"{runtime}/{_APP}/{SOCKET}" if runtime.startswith("/") else f"{state}/{SOCKET}"
+
+
+def _folder(path: str) -> str:
+    return os.path.normpath(path).rpartition("/")[0]

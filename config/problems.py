@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from weighbridge.config.lines import KeyPath, line_of
@@ -16,7 +15,7 @@ _LISTED: Final = 20
 """Faults that are spelled out; further ones are counted."""
 
 
-def as_error(source: Path, text: str, problems: Sequence[Problem]) -> UsageError:
+def as_error(source: str, text: str, problems: Sequence[Problem]) -> UsageError:
     """Return one error that lists every fault, in the order of the file."""
     listed = sorted(((line_of(text, problem.path) or 1, problem) for problem in problems), key=lambda item: item[0])
     data = [
@@ -28,7 +27,7 @@ def as_error(source: Path, text: str, problems: Sequence[Problem]) -> UsageError
         return UsageError(
             f"{source}, line {line}: {_place(problem.path)}: {_message(problem)}",
             fix=_fix(problem),
-            file=str(source),
+            file=source,
             problems=data,
         )
     lines = []
@@ -41,12 +40,12 @@ def as_error(source: Path, text: str, problems: Sequence[Problem]) -> UsageError
         f"{source} has {len(listed)} faults",
         why="\n".join(lines),
         fix=f"edit {source}",
-        file=str(source),
+        file=source,
         problems=data,
     )
 
 
-def not_toml(source: Path, text: str, error: Exception) -> UsageError:
+def not_toml(source: str, text: str, error: Exception) -> UsageError:
     """Return what tomllib said, with the line in front."""
     said = str(error)
     match = _AT.search(said)
@@ -54,7 +53,7 @@ def not_toml(source: Path, text: str, error: Exception) -> UsageError:
     return UsageError(
         f"{source}, line {line}: not valid TOML: {shown(_AT.sub('', said))}",
         fix=f"edit {source}",
-        file=str(source),
+        file=source,
         problems=[{"line": line, "key": "", "message": shown(said), "fix": None}],
     )
 

@@ -1,11 +1,10 @@
 """What the configuration says, as frozen values; every key of weighbridge.toml with its default.
 
-On the start-up path of `registry ls`: no msgspec, no dataclasses. Only the two top programs load settings; everything
-below them is handed the values it needs.
+On the start-up path of `registry ls`: no msgspec, no dataclasses, no pathlib; folders and files are absolute paths as
+text. Only the two top programs load settings; everything below them is handed the values it needs.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
 KB: Final = 1000
@@ -37,8 +36,8 @@ DEFAULT_IGNORE: Final = ("wandb/", "*.tmp", "tmp-*")
 class DaemonSettings(NamedTuple):
     """The `[daemon]` table; sizes in bytes, times in seconds."""
 
-    state: Path
-    socket: Path
+    state: str
+    socket: str
     staging: str = "auto"
     staging_max: int = 200 * GB
     disk_reserve: int = 20 * GB
@@ -52,7 +51,7 @@ class DaemonSettings(NamedTuple):
 class WatchRule(NamedTuple):
     """One `[[watch]]` table; `root` is absolute and as written, `home` and `mirrors` name remotes."""
 
-    root: Path
+    root: str
     name: str = "{project}-{run}"
     home: str = "local"
     mirrors: tuple[str, ...] = ()
@@ -87,7 +86,7 @@ class RemoteSettings(NamedTuple):
     region: str | None = None
     addressing: str = "auto"
     """How a bucket stands in an address: "path", "virtual", or "auto": path where there is an endpoint."""
-    ca: Path | None = None
+    ca: str | None = None
     """PEM file of the certificate authority of an S3 endpoint."""
     profile: str | None = None
     """Profile of ~/.aws/config; no secret ever stands in the configuration."""
@@ -104,4 +103,4 @@ class Settings(NamedTuple):
     daemon: DaemonSettings
     watch: tuple[WatchRule, ...]
     remotes: Mapping[str, RemoteSettings]
-    source: Path | None
+    source: str | None

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from weighbridge.config.settings import PLACEHOLDERS, PUBLISH
@@ -160,16 +159,16 @@ def _split(given: str) -> tuple[float | None, str]:
         return None, given
 
 
-def path(value: Any) -> Path:
+def path(value: Any) -> str:
     """Accept an absolute path."""
     given = text(value)
     if not given.startswith("/"):
         why = "'~' is not expanded here" if given.startswith("~") else "it is relative"
         raise Fault(f"'{shown(given[:200])}' must be an absolute path: {why}", f'write "{_absolute(given)}"')
-    return Path(os.path.normpath(given))
+    return os.path.normpath(given)
 
 
-def socket_path(value: Any) -> Path:
+def socket_path(value: Any) -> str:
     """Accept an absolute path that the kernel takes as the address of a Unix socket."""
     found = path(value)
     if len(os.fsencode(found)) > _SOCKET_MAX:
@@ -251,7 +250,7 @@ def url(value: Any) -> str:
     hint = 'write an absolute path, "s3://bucket/prefix" or "hf://organisation"'
     scheme, mark, rest = given.partition("://")
     if not mark:
-        return str(path(given))
+        return path(given)
     if scheme not in SCHEMES:
         raise Choice(scheme, SCHEMES)
     if "@" in rest.split("/", 1)[0]:
@@ -261,7 +260,7 @@ def url(value: Any) -> str:
     if "?" in rest or "#" in rest:
         raise Fault("it holds a query or a fragment", hint)
     if scheme == "file":
-        return str(path(rest))
+        return path(rest)
     if not rest.strip("/") and scheme != "memory":
         raise Fault(f"nothing follows {scheme}://", hint)
     if any(part in {".", ".."} for part in rest.split("/")):

@@ -52,8 +52,8 @@ def run(config: str | None, scan_only: bool) -> int:
 def once(config: str | None, backfill: bool, dry_run: bool, as_json: bool) -> int:
     """Scan once, publish what is finished and due, and end.
 
-    Ends 0 when all that is due is published, 5 when something is blocked, 8 when a folder is not finished, 6 when a
-    remote gives no answer, 7 when a daemon works on the same state.
+    Ends 0 when all that is due is published, 3 when a watched root is not there, 5 when something is blocked, 6 when a
+    remote gives no answer, 7 when a daemon works on the same state, 8 when a folder is not finished.
     """
     settings = load(config)
     if dry_run:
@@ -110,7 +110,7 @@ def _drained(settings: Settings, path: str, seconds: float) -> dict[str, Any]:
     _talk()
     while True:
         try:
-            return draining.by_socket(str(settings.daemon.socket), path, max(0.0, end - time.monotonic()))
+            return draining.by_socket(settings.daemon.socket, path, max(0.0, end - time.monotonic()))
         except errors.UnreachableError:
             pass  # no daemon, or one that is not listening yet: the lock below tells which
         try:

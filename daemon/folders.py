@@ -138,6 +138,8 @@ class RootState:
     """One is under way: what it has listed already may be older than a question that comes now."""
     wanted: bool = True
     full_wanted: bool = False
+    unnamed: frozenset[str] = frozenset()
+    """Folders whose names are no UTF-8, which the log has told of."""
 
 
 def _born_ns() -> int:
@@ -219,7 +221,7 @@ class Folders:
         """Return the folders that are not finished, the longest waiting first."""
         now = self.clock()
         found = [
-            Waiting(f.path, str(f.rule.root), f.reason, now - seen.first, f.hopeless, f.overdue)
+            Waiting(f.path, f.rule.root, f.reason, now - seen.first, f.hopeless, f.overdue)
             for f in list(self._folders.values())
             if (seen := f.seen) is not None
         ]
@@ -282,12 +284,19 @@ class Folders:
         if first and self.ledger.first_scan(state.rule):
             self._set_aside(state, scan)
         self._take(state, scan)
+        self._tell_unnamed(state)
         state.scans += 1  # once its folders can be asked for: whoever waits for a scan looks at them next
         for link in state.tree.followed:
             self.hints.follow(link)
         if scan.full and self.hints.short_of_watches(sum(len(s.tree.nodes) for s in self.roots.values())):
             self.hints.fall_back("the kernel has no inotify watches left (fs.inotify.max_user_watches)")
             _log.warning("not enough inotify watches: roots are scanned only", extra={"code": "watch-limit"})
+
+    def _tell_unnamed(self, state: RootState) -> None:
+        """Log each folder that is passed over for its name, once."""
+        for path in sorted(set(state.tree.unnamed) - state.unnamed):
+            _log.warning("the name of a folder is not UTF-8: what lies under it is not published", extra={"path": path})
+        state.unnamed = frozenset(state.tree.unnamed)
 
     def _set_aside(self, state: RootState, scan: Scan) -> None:
         standing: dict[str, tuple[Known, int]] = {}

@@ -50,14 +50,13 @@ def install_unit(
     """
     given = os.environ if environ is None else environ
     settings = load(config, given)
-    source = settings.source
-    if source is None:
+    if settings.source is None:
         raise UsageError(
             "there is no configuration yet",
             why="the daemon watches nothing without one",
             fix="registry init --watch DIR" if user else f"registry init --path {places.SYSTEM_CONFIG} --watch DIR",
         )
-    source = source.absolute()
+    source = Path(settings.source).absolute()
     if not user:
         _fits_system(settings, source, given)
     start = (program or find_program()).absolute()
@@ -80,7 +79,7 @@ def render(settings: Settings, program: Path, config: Path, environ: Mapping[str
     for line in template("weighbridge-user.service" if user else UNIT).splitlines():
         if line.startswith("ExecStart="):
             out.append(f"ExecStart={_word(str(program))} run")
-            if user and config != places.user_config(environ):
+            if user and str(config) != places.user_config(environ):
                 out.append(f"Environment={_word(f'WEIGHBRIDGE_CONFIG={config}')}")
         elif line.startswith("Environment=WEIGHBRIDGE_CONFIG="):
             out.append(f"Environment={_word(f'WEIGHBRIDGE_CONFIG={config}')}")
@@ -125,7 +124,7 @@ def find_program() -> Path:
 def _fits_system(settings: Settings, source: Path, environ: Mapping[str, str]) -> None:
     """Refuse a configuration whose state would be one thing for the daemon's account and another for everybody else."""
     own = places.state_dir(environ, system=False)
-    if not places.is_system(source) and settings.daemon.state == own:
+    if not places.is_system(str(source)) and settings.daemon.state == own:
         raise UsageError(
             f"{source} does not say where a system service keeps its state and its socket",
             why="outside /etc/weighbridge the defaults are the user's own folders",
@@ -134,17 +133,17 @@ def _fits_system(settings: Settings, source: Path, environ: Mapping[str, str]) -
 
 
 def _unit_folder(environ: Mapping[str, str], *, user: bool) -> Path:
-    return places.user_config(environ).parent.parent / "systemd" / "user" if user else Path(SYSTEM_UNITS)
+    return Path(places.user_config(environ)).parent.parent / "systemd" / "user" if user else Path(SYSTEM_UNITS)
 
 
 def _used(settings: Settings) -> list[str]:
     remotes = [remote.url for remote in settings.remotes.values() if remote.url.startswith("/")]
-    return [str(settings.daemon.state), *(str(rule.root) for rule in settings.watch), *remotes]
+    return [settings.daemon.state, *(rule.root for rule in settings.watch), *remotes]
 
 
 def _writable(settings: Settings) -> Iterator[str]:
     """Yield the lines that open the folders we write to: directory remotes, and a state folder of one's own choice."""
-    state = str(settings.daemon.state)
+    state = settings.daemon.state
     if state != places.SYSTEM_STATE:
         yield "# The state folder of the configuration."
         yield f"ReadWritePaths={_word(state)}"

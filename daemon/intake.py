@@ -7,6 +7,7 @@ staged and it is watched again.
 import glob
 import json
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -217,7 +218,7 @@ class Intake:
             blocking = [f for f in artifact.findings if f.severity == "block" and f.code not in waits]
             left = [f for f in blocking if f.code not in allowed or findings.CODES[f.code].integrity]
             if left:
-                raise _refused(job, left)
+                raise _refused(job, _offered(job, left))
         # It is at rest: that the end mark never came is no reason any more.
         kept = [f for f in artifact.findings if f.code not in waits]
         return job, msgspec.structs.replace(artifact, findings=kept)
@@ -277,18 +278,22 @@ class Intake:
         job, artifact, run, note = judged
         facts = types.RunFacts(project=run.project, name=run.name, id=job.run_id or "")
         began = run_identity.began_at(job.run_id or "")
-        return admit(
-            artifact,
-            name=job.name or "",
-            run=facts,
-            policy=self.policy(rule, job.path),
-            sidecar=note,
-            run_root=Path(run.path),
-            started_at=None if began is None else spelled(began),
-            host=self._host,
-            extra=self._late(job),
-            caches=self._caches,
-        )
+        try:
+            return admit(
+                artifact,
+                name=job.name or "",
+                run=facts,
+                policy=self.policy(rule, job.path),
+                sidecar=note,
+                run_root=Path(run.path),
+                started_at=None if began is None else spelled(began),
+                host=self._host,
+                extra=self._late(job),
+                caches=self._caches,
+            )
+        except errors.RefusedError as refused:
+            refused.data["findings"] = _offered(job, refused.data["findings"])
+            raise
 
     def policy(self, rule: WatchRule, path: str) -> Policy:
         """Return the strictest of what a rule's home and mirrors ask for, and what people allowed for a path."""
@@ -329,7 +334,7 @@ class Intake:
                 self._homes.failed(rule.home, error)  # the bytes are kept here until it answers again
             if place is None:
                 own = True
-                place = self._settings.state / STAGING / nonce
+                place = Path(self._settings.state, STAGING, nonce)
                 if not self._fits(sum(file.size for file in admission.files)):
                     if mode != "auto" or always:
                         raise errors.DiskFullError(
@@ -364,7 +369,7 @@ class Intake:
 
     def _fits(self, needed: int) -> bool:
         """Tell whether our own staging folder may take so many bytes more."""
-        folder = self._settings.state / STAGING
+        folder = Path(self._settings.state, STAGING)
         used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return used + needed <= self._settings.staging_max
 
@@ -387,6 +392,17 @@ class Intake:
 
 def _refused(job: Job, blocking: list[types.Finding]) -> errors.RefusedError:
     return errors.RefusedError(f"{job.path} cannot be published", why=blocking[0].message, findings=blocking)
+
+
+def _offered(job: Job, blocking: Sequence[types.Finding]) -> list[types.Finding]:
+    """Let each fix also name the command that allows the finding, where all of them are for people to allow."""
+    if not all(findings.may_be_allowed(f.code) for f in blocking):
+        return list(blocking)
+    told = []
+    for one in blocking:
+        command = f"registry allow {shlex.quote(job.path)} --code {one.code} --reason TEXT"
+        told.append(msgspec.structs.replace(one, fix=f"{one.fix}; or: {command}" if one.fix else command))
+    return told
 
 
 def _item(job: Job) -> policy.Item:

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from weighbridge.config.settings import Settings
@@ -97,6 +98,7 @@ def _work(
     patience: float | None = None,
 ) -> Passage:
     stop = threading.Event()
+    folder = Path(settings.daemon.state)
 
     def end(_number: int, _frame: object) -> None:
         stop.set()
@@ -106,7 +108,7 @@ def _work(
         with locked_state(settings, environ):
             damage = None
             for _ in range(3):
-                opened = state.open_database(settings.daemon.state, damage)
+                opened = state.open_database(folder, damage)
                 session = Session(settings, opened, environ=environ, stop=stop)
                 until = _Until(first, over, patience)
                 until.session = session
@@ -119,7 +121,7 @@ def _work(
                     if damage is None:
                         return Passage(session.published(), until.trouble or session.first_error())
                 except sqlite3.OperationalError as error:
-                    raise state.cannot_write(error, settings.daemon.state / state.DATABASE) from error
+                    raise state.cannot_write(error, folder / state.DATABASE) from error
                 finally:
                     session.close()
         raise errors.IntegrityError("the database is damaged again and again", fix="look at the disk (dmesg)")

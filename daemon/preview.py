@@ -1,6 +1,7 @@
 """What a passage would publish: judged like the real thing, on a database in memory, and nothing is written."""
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from weighbridge.adapters import run_identity, structure
@@ -27,8 +28,8 @@ def preview(settings: Settings, environ: Mapping[str, str], *, backfill: bool) -
     catalog = Catalog.open(None, durable=False)
     try:
         store = JobStore(catalog)
-        trees = {str(rule.root): Tree(str(rule.root), rule.ignore) for rule in settings.watch}
-        rules = {str(rule.root): rule for rule in settings.watch}
+        trees = {rule.root: Tree(rule.root, rule.ignore) for rule in settings.watch}
+        rules = {rule.root: rule for rule in settings.watch}
         intake = Intake(
             store, Homes(settings.remotes, catalog, store), rules, settings.remotes, settings.daemon,
             host="", mountinfo=mounts.read_table(environ),
@@ -111,11 +112,11 @@ class _Memory(NamedTuple):
 
 def _memory(settings: Settings) -> _Memory:
     """Return what an existing database tells. Raises ConflictError while a daemon works on it."""
-    path = settings.daemon.state / state.DATABASE
-    if not path.exists():
+    folder = Path(settings.daemon.state)
+    if not (folder / state.DATABASE).exists():
         return _Memory()
-    with StateLock(settings.daemon.state):
-        opened = state.open_database(settings.daemon.state)
+    with StateLock(folder):
+        opened = state.open_database(folder)
         try:
             jobs = opened.store.jobs("fingerprint != '' AND state IN ('done', 'superseded')")
             return _Memory(

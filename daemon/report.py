@@ -48,7 +48,7 @@ def status(
     active = store.jobs(f"state IN {ACTIVE}", limit=LISTED, order="updated_at DESC")
     closed = store.jobs("state IN ('blocked', 'quarantined')", limit=LISTED, order="updated_at DESC")
     drifted = store.jobs("state = 'done' AND findings LIKE '%source-drift%'", limit=LISTED, order="updated_at DESC")
-    database = settings.daemon.state / state.DATABASE
+    database = Path(settings.daemon.state, state.DATABASE)
     return {
         "schema": SCHEMA,
         "written_at": spelled(now),
@@ -59,7 +59,7 @@ def status(
             "version": __version__,
             "started_at": spelled(started),
             "uptime_seconds": round(now - started),
-            "config": str(settings.source) if settings.source else None,
+            "config": settings.source,
         },
         "database": {
             "path": str(database),

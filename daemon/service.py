@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from weighbridge.config import mounts
@@ -31,13 +32,14 @@ _log = logging.getLogger(__name__)
 def locked_state(settings: Settings, environ: Mapping[str, str]) -> Iterator[None]:
     """Hold a state folder for this process alone. Raises ConflictError when another daemon has it."""
     os.umask(0o077)
-    state.prepare(settings.daemon.state, mounts.read_table(environ))
-    lock = StateLock(settings.daemon.state)
+    folder = Path(settings.daemon.state)
+    state.prepare(folder, mounts.read_table(environ))
+    lock = StateLock(folder)
     try:
         lock.acquire()
     except OSError as error:
         raise errors.DeniedError(
-            f"the state folder {settings.daemon.state} cannot be used", why=f"{lock.path}: {error.strerror}"
+            f"the state folder {folder} cannot be used", why=f"{lock.path}: {error.strerror}"
         ) from error
     try:
         yield
@@ -73,7 +75,7 @@ def serve(read: Callable[[], Settings], environ: Mapping[str, str], *, scan_only
         while not stop.is_set():
             session = Session(
                 current[-1].settings if current else settings,
-                state.open_database(settings.daemon.state, current[-1].damage if current else None),
+                state.open_database(Path(settings.daemon.state), current[-1].damage if current else None),
                 environ=environ,
                 scan_only=scan_only,
                 stop=stop,
@@ -89,7 +91,7 @@ def serve(read: Callable[[], Settings], environ: Mapping[str, str], *, scan_only
 
 def _ready(session: Session, environ: Mapping[str, str]) -> None:
     roots = {root: session.folders.mode(root).kind for root in session.folders.roots}
-    _log.info("ready", extra={"pid": os.getpid(), "watch": roots, "socket": str(session.settings.daemon.socket)})
+    _log.info("ready", extra={"pid": os.getpid(), "watch": roots, "socket": session.settings.daemon.socket})
     notify("READY=1", f"STATUS=watching {len(roots)} folders", environ=environ)
 
 

@@ -33,7 +33,6 @@ from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.daemon.watch import Hints
 from weighbridge.daemon.workers import Workers
 from weighbridge.registry import control, errors, findings
-from weighbridge.registry.flow.admit import NEVER_ALLOWED
 from weighbridge.registry.types import Owner
 
 STOP_WITHIN: Final = 8.0
@@ -84,7 +83,7 @@ class Session:
         self.trouble: errors.WeighbridgeError | None = None
         self._drains = Drains()
         self._host = socket.gethostname()
-        self._owner = Owner(host=self._host, daemon=states.identity(settings.daemon.state))
+        self._owner = Owner(host=self._host, daemon=states.identity(Path(settings.daemon.state)))
         self._fresh: Settings | None = None
         self._former: list[Homes] = []
         self._build(settings)
@@ -94,13 +93,14 @@ class Session:
         """Make the parts that follow from the settings."""
         self.settings = settings
         daemon = settings.daemon
+        self._state = Path(daemon.state)
         table = mounts.read_table(self._environ)
         self.hints = Hints(threading.Event())
         self.homes = Homes(settings.remotes, self._catalog, self.store, writer=self._owner.daemon)
-        own = [str(daemon.state), *(_folder_of(remote.url) for remote in settings.remotes.values())]
+        own = [daemon.state, *(_folder_of(remote.url) for remote in settings.remotes.values())]
         self.folders = Folders(
             settings.watch,
-            StoreLedger(self.store, daemon.state, self._wake_workers),
+            StoreLedger(self.store, self._state, self._wake_workers),
             self.hints,
             quiet=daemon.quiet,
             scan=daemon.scan,
@@ -116,10 +116,10 @@ class Session:
         self.runner = Runner(
             self.store, self.homes, self.intake, self._owner, changed=self._changed, stopping=self._stop
         )
-        scratch = daemon.state / STAGING
+        scratch = self._state / STAGING
         self.deliveries = Deliveries(self.store, self.homes, settings.remotes, scratch)
         names = frozenset(rule.home for rule in settings.watch)
-        self.upkeep = Upkeep(self.store, self.homes, names, daemon.state, self._host)
+        self.upkeep = Upkeep(self.store, self.homes, names, self._state, self._host)
         why = "file events are switched off" if self._scan_only else None
         reasons = {root: why or mounts.network_filesystem(root, table) for root in self.folders.roots}
         self._scan_roots = [(root, reason) for root, reason in reasons.items() if reason is not None]
@@ -140,7 +140,7 @@ class Session:
         self.hints.start(self.folders.roots, scan_only=self._scan_roots)
         # What stands under a root that is new to us is old; nobody may be told that we are there before we know it.
         self.folders.first_look()
-        self._ear = ControlServer(self.settings.daemon.socket, self.ops()) if ear else None
+        self._ear = ControlServer(Path(self.settings.daemon.socket), self.ops()) if ear else None
         if self._ear is not None:
             self._ear.start()
         self._owe_mirrors()
@@ -200,7 +200,7 @@ class Session:
         self._clockwork = Clockwork(self._turns(full=True))
         self._clockwork.start()
         self.workers.wake()
-        _log.info("the configuration was read again", extra={"config": str(settings.source)})
+        _log.info("the configuration was read again", extra={"config": settings.source})
 
     def _turns(self, *, full: bool) -> dict[str, tuple[float, Callable[[], object]]]:
         scan = self.settings.daemon.scan
@@ -258,7 +258,7 @@ class Session:
             self.damage = str(error)
             self.folders.wake.set()
         else:
-            described = states.cannot_write(error, self.settings.daemon.state / states.DATABASE)
+            described = states.cannot_write(error, self._state / states.DATABASE)
             if self.trouble is None or self.trouble.why != described.why:
                 _log.error(described.what, extra={"why": described.why, "fix": described.fix})
             self.trouble = described
@@ -292,6 +292,13 @@ class Session:
         for job in self.store.jobs("state IN ('blocked', 'quarantined')", order="updated_at"):
             fix = next((f.fix for f in job.findings_list if f.fix), None)
             return errors.RefusedError(f"{job.path} is {job.state}", why=job.reason, fix=fix)
+        for root, held in self.folders.roots.items():
+            if held.tree.missing:
+                return errors.NotFoundError(
+                    f"the watched root {root} is not there",
+                    why="nothing under it was looked at",
+                    fix=f"mount it, or mend root in {self.settings.source}",
+                )
         for waiting in self.folders.waiting():
             return errors.NotFinishedError(
                 f"{waiting.path} is not finished", why=waiting.reason, fix="registry inspect shows what is missing"
@@ -326,7 +333,7 @@ class Session:
     def _export(self, state: str = "running") -> None:
         document = self.status()
         document["daemon"]["state"] = state
-        report.export(document, self.settings.daemon.state, self.settings.daemon.socket.parent)
+        report.export(document, self._state, Path(self.settings.daemon.socket).parent)
 
     def _op_log(self, args: Mapping[str, Any]) -> list[dict[str, Any]]:
         name = args.get("name")
@@ -370,7 +377,7 @@ def allow(store: JobStore, path: str, code: str, reason: str, *, who: str) -> di
     known = findings.CODES.get(code)
     if known is None:
         raise errors.UsageError(f"'{code}' is no finding", fix="registry status shows the codes of what is blocked")
-    if (known.integrity and code != "job-quarantined") or code in NEVER_ALLOWED:
+    if not findings.may_be_allowed(code) and code != "job-quarantined":
         raise errors.DeniedError(
             f"{code} cannot be allowed",
             why=f"it means: {known.meaning}",

@@ -10,6 +10,7 @@ damaged/         databases that were moved aside
 """
 
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -38,6 +39,8 @@ BASELINE: Final = "baseline.json"
 IDENTITY: Final = "daemon.json"
 _CHECKED_WHOLE: Final = 64 << 20
 """Bytes up to which the database is checked from end to end at every start."""
+
+_log = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
@@ -118,6 +121,7 @@ def open_database(state: Path, damage: str | None = None) -> Opened:
         "check the disk; remove the damaged copy when it is no longer of interest",
     )
     store.event("database-damaged", path=str(path), detail=found.message)
+    _log.warning(found.message, extra={"fix": found.fix})
     return Opened(catalog, store, [found])
 
 

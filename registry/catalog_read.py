@@ -5,10 +5,10 @@ whose seal does not fit raises DamagedError, a sqlite3.DatabaseError like those 
 throws the cache away and reads the feed anew.
 """
 
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from weighbridge.registry.refs import split
@@ -75,7 +75,7 @@ def seal(values: Iterable[Any]) -> int:
     return zlib.crc32(repr(tuple(values)).encode())
 
 
-def open_file(path: str | Path) -> sqlite3.Connection:
+def open_file(path: str | os.PathLike[str]) -> sqlite3.Connection:
     """Return a read-only connection. Raises sqlite3.Error for a missing, foreign or damaged file."""
     quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     link = sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)

@@ -24,6 +24,7 @@ _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 _LATER: Final = frozenset({errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.ETIMEDOUT})
 _FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _GONE: Final = frozenset({errno.EIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV, errno.ENXIO})
+_ODD: Final = frozenset({errno.ENOENT, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _SHAPE: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 
 
@@ -48,7 +49,11 @@ def translate(error: OSError, what: str) -> errors.WeighbridgeError:
         return errors.ConflictError(what, why=why, fix="move away what is in the way: a file, a folder or a link")
     if code == errno.ENAMETOOLONG:
         return errors.UsageError(what, why=why, fix="use a shorter name")
-    return errors.WeighbridgeError(what, why=why)
+    if code in {errno.ENOENT, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
+        return errors.WeighbridgeError(
+            what, why=why, fix="see that it lies on an ordinary file system, or choose another folder"
+        )
+    return errors.WeighbridgeError(what, why=why, fix="look at that file system (df, mount, dmesg), then repeat")
 
 
 @contextmanager

@@ -262,6 +262,25 @@ def utf8(text: str) -> str:
     )
 
 
+def half_character(value: Any) -> str | None:
+    r"""Return the first half of a character in any string of a document, spelled `\ud800`; None where all is text.
+
+    JSON and YAML can name such halves; no database, manifest or other program can hold them.
+    """
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+        elif isinstance(one, str) and not one.isascii():
+            half = next((c for c in one if "\ud800" <= c <= "\udfff"), None)
+            if half is not None:
+                return f"\\u{ord(half):04x}"
+    return None
+
+
 def _plain(value: Any) -> Any:
     """Return a value of `data` as JSON takes it: findings as objects, names spelled out."""
     if isinstance(value, str):

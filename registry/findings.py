@@ -1,9 +1,9 @@
 """Every finding code in one table, from which docs/findings.md is printed, and what findings add up to."""
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from weighbridge.registry.errors import utf8
+from weighbridge.registry.errors import half_character, utf8
 from weighbridge.registry.types import Finding, Outcome, Severity
 
 
@@ -254,6 +254,8 @@ CODES: Final[dict[str, Code]] = {
     "remote-unreachable": Code("warn", "a remote gives no answer; jobs wait with their bytes kept"),
 }
 
+_NEVER_ALLOWED: Final = frozenset({"secret-in-file"})
+
 _ORDER: Final[tuple[Outcome, ...]] = ("accept", "warn", "wait", "refuse")
 
 
@@ -269,6 +271,12 @@ def outcome(findings: Iterable[Finding]) -> Outcome:
         elif finding.severity == "warn":
             worst = max(worst, 1)
     return _ORDER[worst]
+
+
+def may_be_allowed(code: str) -> bool:
+    """Tell whether a person may publish in spite of a finding of this code: integrity and secrets are not theirs."""
+    known = CODES[code]
+    return not (known.integrity or known.waits or code in _NEVER_ALLOWED)
 
 
 def strictest(outcomes: Iterable[Outcome]) -> Outcome:
@@ -289,5 +297,14 @@ def finding(
         subject=utf8(subject),
         message=utf8(message),
         fix=None if fix is None else utf8(fix),
-        data=dict(data),
+        data=data if half_character(data) is None else _spelled(data),
     )
+
+
+def _spelled(value: Any) -> Any:
+    """Return a value with every string as text that a manifest can hold."""
+    if isinstance(value, str):
+        return utf8(value)
+    if isinstance(value, dict):
+        return {_spelled(key): _spelled(item) for key, item in value.items()}
+    return [_spelled(item) for item in value] if isinstance(value, (list, tuple)) else value

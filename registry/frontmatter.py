@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
+from weighbridge.registry.errors import half_character
+
 EXPANDED_MAX: Final = 200_000
 """Nodes of the largest document, aliases followed: the longest real card (hundreds of results) has about a tenth."""
 
@@ -66,11 +68,11 @@ def split(text: str) -> Split:
 def load(text: str) -> Parsed:
     """Return the value of one YAML document; nothing is raised and no object but plain data is ever built."""
     try:
-        return Parsed(_construct(text, _FastLoader))
+        return _whole(_construct(text, _FastLoader))
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
         pass  # once more in Python, whose errors name the same place on every machine
     try:
-        return Parsed(_construct(text, _Loader))
+        return _whole(_construct(text, _Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         return Parsed(None, error.problem or error.context or "it is not valid YAML", mark.line + 1 if mark else None)
@@ -81,6 +83,11 @@ def load(text: str) -> Parsed:
         return Parsed(None, "it is nested too deeply", 1)
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         return Parsed(None, str(error).split("\n", 1)[0] or "it is not valid YAML", 1)
+
+
+def _whole(value: Any) -> Parsed:
+    half = half_character(value)
+    return Parsed(value) if half is None else Parsed(None, f"{half} is half a character")
 
 
 def dump(front: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,28 @@ def test_refused_and_unfinished(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(28))
     with pytest.raises(RefusedError):
         admit(inspect(tmp_path / "x.gguf").artifacts[0], name="x", run=RUN, policy=Policy())
+
+
+@pytest.mark.parametrize("name", ["mod\u202eel.safetensors", "a\\b.safetensors", os.fsdecode(b"m\xff.safetensors")])
+def test_a_name_that_nothing_can_hold_is_told_once(tmp_path: Path, name: str) -> None:
+    """What the inspection found is not found again: one file, one finding."""
+    model = builders.llama_model(tmp_path / "model")
+    (model / "model.safetensors").rename(model / name)
+    with pytest.raises(RefusedError) as caught:
+        take(model)
+    assert [f.code for f in caught.value.data["findings"]].count("file-name-unsafe") == 1
+
+
+def test_a_missing_licence_is_about_the_card_where_there_is_one(tmp_path: Path) -> None:
+    """Nobody is sent to a README.md that is not there: the subject is the card, else the folder itself."""
+    for name, card, subject in (("bare", None, "."), ("carded", "# nothing stated\n", "README.md")):
+        told = take(builders.lora_adapter(tmp_path / name, readme=card)).facts.findings
+        assert [f.subject for f in told if f.code == "license-unknown"] == [subject]
+    seen = inspect(tmp_path).artifacts
+    assert {f.subject for one in seen for f in one.findings if f.code == "license-unknown"} == {
+        "bare",
+        "carded/README.md",
+    }
 
 
 @pytest.mark.parametrize("level", ["note", "warn", "block"])

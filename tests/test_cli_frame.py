@@ -18,7 +18,7 @@ from weighbridge import __version__
 from weighbridge.config.load import load
 from weighbridge.config.settings import Settings
 from weighbridge.registry import errors, shell
-from weighbridge.registry.cli import context, options
+from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.group import COMMANDS, registry
 from weighbridge.registry.cli.main import main
 from weighbridge.registry.cli.output import Output
@@ -313,19 +313,19 @@ def test_the_cache_is_kept_by_registry(tmp_path: Path) -> None:
     team = context.choose_remote(settings(tmp_path, TWO), "team", {})
     uuid = "0f8b7c1e-4d3f-4a7e-9d2b-1d6b6f0e2a11"
     assert context.known_registry(team, environ) is None
-    context.remember_registry(team, uuid, environ)
-    context.remember_registry(team, uuid, environ)
+    fresh.remember_registry(team, uuid, environ)
+    fresh.remember_registry(team, uuid, environ)
     assert context.known_registry(team, environ) == uuid
     assert context.known_registry(team._replace(name="other"), environ) == uuid
     assert context.known_registry(team._replace(url="/srv/b"), environ) is None
-    assert context.catalog_path(uuid, environ) == tmp_path / "cache" / "catalog" / f"{uuid}.db"
+    assert context.catalog_path(uuid, environ) == f"{tmp_path}/cache/catalog/{uuid}.db"
 
 
 def test_a_damaged_memory_is_no_memory(tmp_path: Path) -> None:
     """What is not a uuid, or stands for another URL, is forgotten, never used as a path."""
     environ = {"WEIGHBRIDGE_CACHE": str(tmp_path / "cache")}
     team = context.choose_remote(settings(tmp_path, TWO), "team", {})
-    context.remember_registry(team, "abc", environ)
+    fresh.remember_registry(team, "abc", environ)
     (place,) = (tmp_path / "cache" / "remotes").iterdir()
     for text in ("", "/srv/a\n../../etc/passwd\n", "/srv/b\nabc\n", "\xff"):
         place.write_bytes(text.encode("latin-1"))

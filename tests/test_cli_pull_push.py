@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from weighbridge.registry import layout
+from weighbridge.registry.cli import context
+from weighbridge.registry.remotes.directory import open_directory
 from weighbridge_testlib.builders import llama_model, lora_adapter, trainer_checkpoint, write_json
 from weighbridge_testlib.desk import Desk, conforms
+from weighbridge_testlib.faults import Call, Fault, Faulty
 from weighbridge_testlib.shelf import payload
 
 
@@ -203,6 +206,20 @@ def test_a_failed_push_leaves_no_copy_behind(desk: Desk) -> None:
     """After an error nothing waits in the remote's stage."""
     desk.registry("push", llama_model(desk.folder / "full"), "--name", "medical-sft")
     assert not [path for path in desk.root.rglob("_wb/stage/*") if path.is_dir()]
+
+
+def test_a_version_the_team_was_not_told_of_is_no_failure(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up after the decision is a warning with its fix; the version is printed, and ls shows it."""
+
+    def after_the_decision(call: Call) -> Fault | None:
+        decided = desk.root.joinpath("models/sft/v1/manifest.json").exists()
+        return "full" if decided and call.method == "create" else None
+
+    monkeypatch.setattr(context, "connect", lambda remote: Faulty(open_directory(remote.url), after_the_decision))
+    done = desk.ok("push", lora_adapter(desk.folder / "run"), "--name", "sft")
+    assert done.out == "sft@v1\n"
+    assert "warning: sft@v1 is published; telling the team failed: no room" in done.err
+    assert desk.ok("ls", "--json").json["versions"][0]["ref"] == "sft@v1"
 
 
 def test_a_second_run_needs_a_word_to_share_a_name(desk: Desk) -> None:

@@ -53,13 +53,13 @@ WATCH = '[[watch]]\nroot = "/scratch/runs"\n'
 def test_the_smallest_file_has_every_default(tmp_path: Path) -> None:
     """A rule needs a root, a remote a URL; everything else has its default."""
     settings = read(tmp_path, WATCH + REMOTE)
-    assert settings.watch == (WatchRule(root=Path("/scratch/runs"), home="team"),)
+    assert settings.watch == (WatchRule(root="/scratch/runs", home="team"),)
     assert settings.remotes == {"team": RemoteSettings("team", "/srv/models")}
     assert settings.daemon == DaemonSettings(
-        state=Path("/home/anna/.local/state/weighbridge"),
-        socket=Path("/home/anna/.local/state/weighbridge/registryd.sock"),
+        state="/home/anna/.local/state/weighbridge",
+        socket="/home/anna/.local/state/weighbridge/registryd.sock",
     )
-    assert settings.source == tmp_path / "weighbridge.toml"
+    assert settings.source == str(tmp_path / "weighbridge.toml")
 
 
 def test_values_are_parsed(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_links_cannot_hide_a_root_in_a_root(tmp_path: Path) -> None:
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     text = f'[[watch]]\nroot = "{tmp_path}/link"\n'
-    assert read(tmp_path, text).watch[0].root == tmp_path / "link"
+    assert read(tmp_path, text).watch[0].root == f"{tmp_path}/link"
     found = fault(tmp_path, text + f'[[watch]]\nroot = "{tmp_path}/real/deep"\n')
     assert "lie inside each other" in found["message"]
 
@@ -370,11 +370,11 @@ def test_the_file_is_looked_for_in_order(tmp_path: Path) -> None:
     own.parent.mkdir(parents=True)
     assert places.locate(environ, system=str(system)) is None
     own.touch()
-    assert places.locate(environ, system=str(system)) == own
+    assert places.locate(environ, system=str(system)) == str(own)
     system.touch()
-    assert places.locate(environ, system=str(system)) == system
+    assert places.locate(environ, system=str(system)) == str(system)
     named = {**environ, "WEIGHBRIDGE_CONFIG": "/no/where.toml"}
-    assert places.locate(named, system=str(system)) == Path("/no/where.toml")
+    assert places.locate(named, system=str(system)) == "/no/where.toml"
 
 
 def test_xdg_folders_are_honoured() -> None:
@@ -387,37 +387,37 @@ def test_xdg_folders_are_honoured() -> None:
         "XDG_STATE_HOME": "/s",
         "XDG_RUNTIME_DIR": "/run/user/1000",
     }
-    assert places.user_config(environ) == Path("/c/weighbridge/weighbridge.toml")
-    assert places.cache_dir(environ) == Path("/k/weighbridge")
+    assert places.user_config(environ) == "/c/weighbridge/weighbridge.toml"
+    assert places.cache_dir(environ) == "/k/weighbridge"
     assert places.embedded_remote(environ) == "/home/anna/.local/share/weighbridge/registry"
     settings = load(None, environ)
-    assert settings.daemon.state == Path("/s/weighbridge")
-    assert settings.daemon.socket == Path("/run/user/1000/weighbridge/registryd.sock")
-    assert places.cache_dir({**environ, "WEIGHBRIDGE_CACHE": "/fast"}) == Path("/fast")
+    assert settings.daemon.state == "/s/weighbridge"
+    assert settings.daemon.socket == "/run/user/1000/weighbridge/registryd.sock"
+    assert places.cache_dir({**environ, "WEIGHBRIDGE_CACHE": "/fast"}) == "/fast"
 
 
 def test_the_systems_configuration_has_the_systems_places() -> None:
     """A file in /etc/weighbridge keeps state in /var/lib and the socket in /run."""
-    assert places.is_system(Path("/etc/weighbridge/weighbridge.toml"))
-    assert not places.is_system(Path("/home/anna/.config/weighbridge/weighbridge.toml"))
+    assert places.is_system("/etc/weighbridge/weighbridge.toml")
+    assert not places.is_system("/home/anna/.config/weighbridge/weighbridge.toml")
     assert not places.is_system(None)
-    assert places.state_dir({}, system=True) == Path("/var/lib/weighbridge")
-    assert places.socket_path({}, Path("/var/lib/weighbridge"), system=True) == Path("/run/weighbridge/registryd.sock")
+    assert places.state_dir({}, system=True) == "/var/lib/weighbridge"
+    assert places.socket_path({}, "/var/lib/weighbridge", system=True) == "/run/weighbridge/registryd.sock"
 
 
 def test_folders_of_other_services_are_not_ours() -> None:
     """Inside another service's unit its STATE_DIRECTORY and RUNTIME_DIRECTORY change nothing."""
     environ = {"HOME": "/home/anna", "STATE_DIRECTORY": "/var/lib/slurm", "RUNTIME_DIRECTORY": "/run/slurm"}
-    assert load(None, environ).daemon.state == Path("/home/anna/.local/state/weighbridge")
+    assert load(None, environ).daemon.state == "/home/anna/.local/state/weighbridge"
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     """WEIGHBRIDGE_STATE and WEIGHBRIDGE_SOCKET move state and socket of any configuration."""
     path = write(tmp_path, '[daemon]\nstate = "/a"\nsocket = "/b"\n')
     settings = load(path, {"WEIGHBRIDGE_STATE": "/x", "WEIGHBRIDGE_SOCKET": "/y"})
-    assert (settings.daemon.state, settings.daemon.socket) == (Path("/x"), Path("/y"))
+    assert (settings.daemon.state, settings.daemon.socket) == ("/x", "/y")
     plain = load(path, {})
-    assert (plain.daemon.state, plain.daemon.socket) == (Path("/a"), Path("/b"))
+    assert (plain.daemon.state, plain.daemon.socket) == ("/a", "/b")
 
 
 def test_every_field_has_its_key() -> None:

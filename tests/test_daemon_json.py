@@ -96,5 +96,8 @@ def test_once_says_what_its_warnings_are_about(yard: Yard) -> None:
     blocked = [text for text in done.stderr.splitlines() if "a job is blocked" in text]
     (line,) = [text for text in blocked if f"path={folder}" in text]
     assert "the config says rank 16" in line
+    shown = yard.registry("status").stdout
+    assert f"{folder}" in shown
+    assert f"registry allow {folder}" not in shown, "integrity is not for people to allow"
     yard.configure(watch={"root": f"{yard.folder}/gone"})
     assert f"root={yard.folder}/gone" in yard.daemon_once().stderr

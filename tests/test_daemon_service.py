@@ -210,6 +210,7 @@ def test_what_is_refused_is_visible_and_others_go_on(yard: Yard) -> None:
         shown = yard.registry("status")
         assert str(broken) in shown.stdout
         assert "fix:" in shown.stdout
+        assert f"or: registry allow {broken} --code remote-code --reason TEXT" in shown.stdout
         assert committed(yard) == ["team-healthy@v1"]
 
 
@@ -235,6 +236,8 @@ def test_a_finding_can_be_allowed_with_a_reason(yard: Yard) -> None:
         until(lambda: blocked(yard), 20, "the refusal")
         codes = {p["code"] for p in blocked(yard)}
         path = str(yard.runs / "team/run-1")
+        offered = f"or: registry allow {path}/checkpoint-1 --code private-path --reason TEXT"
+        assert offered in yard.registry("status").stdout
         refused = yard.registry("allow", path, "--code", "file-short", "--reason", "x")
         assert refused.returncode == 4
         assert "cannot be allowed" in refused.stderr

@@ -154,10 +154,10 @@ def test_state_must_be_private_and_writable(tmp_path: Path) -> None:
     """A state folder that others can enter fails with its chmod; one that is missing is fine where it can be made."""
     found = settings(tmp_path)
     assert by_name(folders.state(found.daemon, ""))["state"].status == OK
-    found.daemon.state.chmod(0o750)
+    Path(found.daemon.state).chmod(0o750)
     check = by_name(folders.state(found.daemon, ""))["state-mode"]
     assert (check.status, check.fix) == (FAIL, f"chmod 700 {found.daemon.state}")
-    missing = found.daemon._replace(state=tmp_path / "deep" / "er")
+    missing = found.daemon._replace(state=str(tmp_path / "deep" / "er"))
     assert by_name(folders.state(missing, ""))["state"].status == OK
     full = found.daemon._replace(disk_reserve=1 << 62)
     assert by_name(folders.state(full, ""))["state"].status == WARN
@@ -203,7 +203,8 @@ def test_the_daemon_is_asked(tmp_path: Path) -> None:
     (check,) = folders.daemon(found)
     assert check.status == WARN
     assert "registryd run" in (check.fix or "")
-    with answering(found.daemon.socket, {"ok": True, "result": {"daemon": {"pid": 4121, "uptime_seconds": 7200}}}):
+    answer = {"ok": True, "result": {"daemon": {"pid": 4121, "uptime_seconds": 7200}}}
+    with answering(Path(found.daemon.socket), answer):
         (check,) = folders.daemon(found)
     assert (check.status, check.message) == (OK, "daemon running, pid 4121, up 2h")
 
@@ -400,7 +401,7 @@ def test_the_remote_of_the_environment_is_looked_at(
 def test_a_read_only_disk_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a read-only mount neither mode nor user is to blame."""
     found = settings(tmp_path)
-    found.daemon.state.mkdir(parents=True, exist_ok=True)
+    Path(found.daemon.state).mkdir(parents=True, exist_ok=True)
     values = list(os.statvfs(found.daemon.state))
     values[8] |= os.ST_RDONLY
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))

@@ -76,7 +76,7 @@ def test_a_scan_that_was_under_way_is_no_answer(tmp_path: Path, monkeypatch: pyt
     catalog = Catalog.open(None, durable=False)
     store = JobStore(catalog)
     hints = Hints(threading.Event())
-    folders = Folders([WatchRule(runs, backfill=True)], StoreLedger(store, tmp_path, lambda: None), hints)
+    folders = Folders([WatchRule(str(runs), backfill=True)], StoreLedger(store, tmp_path, lambda: None), hints)
     tree = folders.roots[str(runs)].tree
     inner = tree.scan
     asked: list[draining.Asked] = []

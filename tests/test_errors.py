@@ -1,5 +1,6 @@
 """Errors: every class is documented, has its exit code, and reaches a person or a program in one shape."""
 
+import errno
 import inspect
 import json
 import os
@@ -10,7 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from weighbridge.registry import control, errors, findings, shell
+from weighbridge.registry import control, disk, errors, findings, shell
 
 SCHEMA = json.loads(Path(__file__).parent.parent.joinpath("docs/schemas/error.schema.json").read_text())
 FAMILIES = {
@@ -109,6 +110,15 @@ def test_foreign_errors_become_ours(error: Exception, kind: type[errors.Weighbri
     if isinstance(error, OSError) and error.filename:
         assert "/x" in found.what
     assert ("bug" in found.what) == (kind is errors.BugError)
+
+
+@pytest.mark.parametrize("code", sorted(errno.errorcode), ids=errno.errorcode.__getitem__)
+def test_whatever_a_file_system_says_has_a_fix(code: int) -> None:
+    """Every error number there is becomes three lines: what could not be done, why, and what to do."""
+    with pytest.raises(errors.WeighbridgeError) as caught, disk.speaking("cannot write /x"):
+        raise OSError(code, os.strerror(code), "/x/y")
+    assert [line.split(":")[0].strip() for line in shell.as_text(caught.value).splitlines()] == ["error", "why", "fix"]
+    assert "/x/y" in (caught.value.why or "")
 
 
 def test_json_takes_any_data() -> None:

@@ -51,7 +51,7 @@ class HubBench(Bench):
         )
         self.intake = Intake(
             self.store, self.homes, {str(self.runs): self.rule}, self.remotes,
-            DaemonSettings(self.state, self.state / "s", disk_reserve=0),
+            DaemonSettings(str(self.state), str(self.state / "s"), disk_reserve=0),
             host="host", mountinfo="",
             look=lambda _root, path: self.tree.look(path),
             below=lambda _root, path: [p for p in self.tree.candidates if p.startswith(path + "/")],

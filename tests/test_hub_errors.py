@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import pkgutil
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import huggingface_hub.errors
 import pytest
 
 from weighbridge.registry import errors
+from weighbridge.registry.remotes.hub.client import TRIES, Line
 from weighbridge.registry.remotes.hub.errors import RULES, of_response, speaking, translate
 
 ROOTS = {Exception, BaseException, object, OSError, ValueError, RuntimeError, ConnectionError, TimeoutError}
@@ -115,6 +118,26 @@ def test_a_lost_answer_to_a_write_is_not_a_failure(status: int) -> None:
         assert type(translate(lost, "x", writes=True)) is errors.OutcomeUnknownError
         assert type(translate(lost, "x")) is errors.RetryableError
     assert type(translate(httpx2.ConnectError("refused"), "x", writes=True)) is errors.RetryableError
+
+
+def test_a_hub_that_is_out_of_reach_is_told_soon(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A read that finds no connection is repeated by us alone, a few times within seconds; the library says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # nobody listens there once it is closed
+    slept: list[float] = []
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    line = Line(f"http://127.0.0.1:{port}", environ={}, sleep=pauses.append)
+    for what in (lambda: list(line.api.list_models(author="a")), lambda: line.call("GET", "/api/models")):
+        pauses.clear()
+        with pytest.raises(errors.RetryableError, match=f"at 127.0.0.1:{port}"):
+            line.ask("cannot look", what)
+        assert len(pauses) == TRIES - 1
+        assert sum(pauses) < 10
+    assert slept == []
+    assert capfd.readouterr() == ("", "")
 
 
 def test_commit_quota_and_request_quota_are_told_apart() -> None:

@@ -46,7 +46,7 @@ def test_a_watching_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "registryd install-unit" in captured.err
     assert f"export WEIGHBRIDGE_CONFIG={path}" in captured.err
     settings = load(path, {})
-    assert [(rule.root, rule.home) for rule in settings.watch] == [(tmp_path / "runs", "local")]
+    assert [(rule.root, rule.home) for rule in settings.watch] == [(str(tmp_path / "runs"), "local")]
     assert settings.remotes["local"].url == str(store)
     assert json.loads((store / "weighbridge.json").read_text())["schema"] == "weighbridge/registry/1"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -78,16 +78,16 @@ def test_every_key_stands_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("url", "name"), [("/srv/x", "local"), ("s3://b/p", "team"), ("hf://acme", "hub")])
 def test_remotes_are_named_by_their_kind(url: str, name: str) -> None:
     """A directory is called local, a bucket team, a Hub organisation hub, and rules use it as home."""
-    settings = read_text(starter(["/runs/a", "/runs/b"], url), Path("x"), {})
+    settings = read_text(starter(["/runs/a", "/runs/b"], url), "x", {})
     assert list(settings.remotes) == [name]
-    assert [(str(rule.root), rule.home) for rule in settings.watch] == [("/runs/a", name), ("/runs/b", name)]
+    assert [(rule.root, rule.home) for rule in settings.watch] == [("/runs/a", name), ("/runs/b", name)]
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=20).map("/r/".__add__))
 def test_any_folder_can_be_watched(folder: str) -> None:
     """Whatever a folder is called, quotes and backslashes included, the file names exactly it."""
     try:
-        settings = read_text(starter([folder], "/srv/x"), Path("x"), {"HOME": "/h"})
+        settings = read_text(starter([folder], "/srv/x"), "x", {"HOME": "/h"})
     except UsageError:
         return
     assert str(settings.watch[0].root) == str(Path(folder)) or "/." in folder or "//" in folder

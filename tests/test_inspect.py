@@ -139,6 +139,16 @@ def test_name_that_is_no_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert r"m\xff.safetensors" in {f.subject for f in inspect(model).findings}
 
 
+def test_a_single_file_is_spoken_of_as_one(tmp_path: Path) -> None:
+    """A file that holds no weights is not "1 file in itself"; a folder is counted."""
+    (tmp_path / "notes.txt").write_text("hello")
+    (of_file,) = inspect(tmp_path / "notes.txt").findings
+    assert of_file.message == "notes.txt holds no weights of a known kind: nothing of it can be published"
+    (of_folder,) = inspect(tmp_path).findings
+    assert of_folder.message == f"1 file in {tmp_path.name}: nothing here can be published"
+    assert of_file.code == of_folder.code == "no-artifact"
+
+
 def test_what_is_said_of_every_checkpoint_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A fault of each of 20 checkpoints is one entry with the list of them; -o wide names them all."""
     builders.run_root(tmp_path, steps=range(10, 210, 10), result=False, readme=None)

@@ -1,5 +1,6 @@
 """`registryd once`: what it repeats at once, and that it never ends well with work undone."""
 
+import json
 import os
 import subprocess
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weighbridge_testlib import kill
-from weighbridge_testlib.builders import trainer_checkpoint
+from weighbridge_testlib.builders import lora_adapter, trainer_checkpoint
 from weighbridge_testlib.yard import BIN, Yard
 
 
@@ -41,6 +42,40 @@ def test_a_repeated_passage_tries_again_at_once(yard: Yard) -> None:
     again = yard.daemon_once()
     assert again.returncode == 0, again.stderr
     yard.check(contents=2, closed=True, state=True)
+
+
+def test_a_missing_root_does_not_keep_the_others_from_being_published(yard: Yard) -> None:
+    """What stands under the roots that are there is published first; the exit code then tells a cron job of the gap."""
+    settled(yard, 10)
+    with yard.config.open("a") as stream:
+        stream.write(f'[[watch]]\nroot = "{yard.folder}/unmounted"\nhome = "team"\n')
+    done = yard.daemon_once("--json")
+    assert done.returncode == 3, done.stderr
+    assert [row["n"] for row in json.loads(done.stdout)["published"]] == [1]
+    told = json.loads(done.stderr.splitlines()[-1])
+    assert (told["code"], told["exit_code"]) == ("not-found", 3)
+    assert f"{yard.folder}/unmounted" in told["message"]
+    (yard.folder / "unmounted").mkdir()
+    assert yard.daemon_once().returncode == 0
+
+
+def test_a_passage_tells_of_what_it_could_not_name_or_read(yard: Yard) -> None:
+    """A folder whose name is no UTF-8 and a database that was set aside stand on stderr, with what they are about."""
+    settled(yard, 10)
+    lora_adapter(yard.runs / "team/run-2/final")
+    odd = os.fsencode(yard.runs / "team") + b"/caf\xe9"
+    (yard.runs / "team/run-2").rename(os.fsdecode(odd))
+    done = yard.daemon_once()
+    assert done.returncode == 0, done.stderr
+    (line,) = [text for text in done.stderr.splitlines() if "not UTF-8" in text]
+    assert "caf\\xe9" in line
+    database = yard.state / "weighbridge.db"
+    database.write_bytes(b"SQLite format 3\0" + b"\xa5" * 8192)
+    again = yard.daemon_once()
+    assert again.returncode == 0, again.stderr
+    (line,) = [text for text in again.stderr.splitlines() if "the database was damaged" in text]
+    assert str(next((yard.state / "damaged").iterdir())) in line
+    yard.check(contents=1, closed=True, state=True)
 
 
 def test_a_passage_whose_database_fails_does_not_end_well(yard: Yard) -> None:

@@ -14,7 +14,7 @@ from weighbridge.config.settings import GB, WatchRule
 from weighbridge.daemon.policy import Item, Later, Publish, Skip, decide, fill, named
 from weighbridge.registry.refs import NAME_MAX, SUFFIX_ROOM, name_fault
 
-ROOT = Path("/runs")
+ROOT = "/runs"
 
 
 def rule(**values: Any) -> WatchRule:

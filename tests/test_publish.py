@@ -87,6 +87,30 @@ def test_publishing_again_gives_the_same_version(remote: Remote, registry: Regis
     assert {(e.type, e.n) for e in told(remote)} == {("claim", 1), ("version", 1)}
 
 
+@pytest.mark.parametrize("fault", ["full", "busy", "dropped"])
+def test_a_version_that_cannot_be_announced_is_published(remote: Remote, tmp_path: Path, fault: Fault) -> None:
+    """Whatever fails after the decision makes nothing undone; a repetition keeps the number and tells the team."""
+    faulty = Faulty(remote)
+    registry = open_registry(faulty, create=True)
+
+    def after_the_decision(call: Call) -> Fault | None:
+        decided = any(c.method == "create" and c.key == layout.manifest(NAME, 1) for c in faulty.calls)
+        return fault if decided and call.method == "create" and call.key.startswith("catalog/feed/") else None
+
+    untold: list[errors.WeighbridgeError] = []
+    faulty.plan = after_the_decision
+    made = candidate(faulty, tmp_path / "run")
+    receipt = publish(faulty, "home", registry, made, OWNER, render=rendered, untold=untold.append)
+    (why,) = untold
+    assert isinstance(why, errors.DiskFullError if fault == "full" else errors.UnreachableError)
+    assert audit(remote, [receipt]).committed == {(NAME, 1): made.content}
+    assert [entry.type for entry in told(remote)] == ["claim"]
+    faulty.plan = lambda _: None
+    again = send(faulty, registry, candidate(faulty, tmp_path / "run"))
+    assert (again.n, again.joined) == (1, True)
+    assert [entry.type for entry in told(remote)] == ["claim", "version"]
+
+
 def test_an_old_version_is_not_announced_again(tmp_path: Path) -> None:
     """Joining what was committed long ago tells the team nothing: the feed does not grow by repetition."""
     now = [1_000_000.0]

@@ -74,6 +74,7 @@ def test_every_class_of_the_library_is_translated(kind: type[Exception], write: 
     assert found.why
     assert found.fix
     assert found.exit_code in {1, 2, 3, 4, 6}
+    assert isinstance(found, errors.BugError) or f"{found.what} {found.why}".count(URL) == 1
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
@@ -85,6 +86,7 @@ def test_every_code_of_the_servers_is_translated(code: str, write: bool) -> None
     assert found.why
     handled = errors.MissingError | errors.ExistsError
     assert found.fix or isinstance(found, handled) or found.data.get("kind") in {"range", "refused"}
+    assert f"{found.what} {found.why}".count(URL) == 1, "which remote, said once"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_settings_reach_the_place(tmp_path: Path) -> None:
 def test_settings_of_buckets_are_for_buckets(line: str, word: str) -> None:
     """A key that only means something for a bucket is refused for a folder."""
     with pytest.raises(errors.UsageError) as caught:
-        read_text(f'[remotes.team]\nurl = "/srv"\n{line}\n', Path("x"), {})
+        read_text(f'[remotes.team]\nurl = "/srv"\n{line}\n', "x", {})
     assert word in f"{caught.value.why} {caught.value.data}"
 
 
@@ -230,7 +232,7 @@ def test_settings_of_buckets_are_for_buckets(line: str, word: str) -> None:
 def test_values_that_no_store_knows_are_refused(line: str) -> None:
     """Encryption, class and addressing are checked before anything is sent; archives can not be pulled from."""
     with pytest.raises(errors.UsageError):
-        read_text(f'[remotes.team]\nurl = "s3://bucket"\n{line}\n', Path("x"), {})
+        read_text(f'[remotes.team]\nurl = "s3://bucket"\n{line}\n', "x", {})
 
 
 # ------------------------------------------------------------------------------------------------ against real servers

@@ -89,8 +89,8 @@ def test_remote_defaults_are_shown(line: Line) -> None:
 
 def test_uncommented_defaults_equal_no_table() -> None:
     """Writing the shown value of [daemon] changes nothing against leaving it out, but for the places."""
-    bare = read_text("", Path("x"), {})
-    given = read_text(EXAMPLE, Path("x"), {})
+    bare = read_text("", "x", {})
+    given = read_text(EXAMPLE, "x", {})
     assert given.daemon._replace(state=bare.daemon.state, socket=bare.daemon.socket) == bare.daemon
 
 

@@ -48,6 +48,20 @@ def test_missing_shard_is_named_with_its_tensors(tmp_path: Path) -> None:
     assert (found.facts["shards_expected"], found.facts["shards_found"]) == (3, 2)
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 tensor would"), (2, "2 tensors would")])
+def test_what_is_lost_with_a_shard_is_counted_in_words(tmp_path: Path, count: int, words: str) -> None:
+    """One tensor is no "1 tensors"."""
+    folder = builders.llama_model(tmp_path, shards=3)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    gone = [name for name, shard in index["weight_map"].items() if shard == "model-00002-of-00003.safetensors"]
+    for name in gone[count:]:
+        del index["weight_map"][name]
+    builders.write_json(folder / "model.safetensors.index.json", index)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    found, _ = look(folder)
+    assert words in next(f.message for f in found.findings if f.code == "shard-missing")
+
+
 def test_missing_shard_beside_a_download_waits(tmp_path: Path) -> None:
     """The same with a download under way is a reason to wait, not to refuse."""
     folder = builders.llama_model(tmp_path, shards=3)

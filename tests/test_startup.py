@@ -22,6 +22,7 @@ HEAVY = {
     *("boto3", "botocore", "huggingface_hub", "hf_xet", "sqlite_utils", "sqlalchemy", "apscheduler", "watchdog"),
     *("torch", "numpy", "safetensors", "peft", "transformers", "jinja2", "yaml", "cryptography", "license_expression"),
     *("pydantic", "rich", "msgspec", "platformdirs", "prometheus_client", "dataclasses", "asyncio", "logging", "ssl"),
+    *("pathlib", "urllib", "_strptime", "calendar"),
 }
 FRAME = (("--help",), ("--version",), ("nonsense",), ())
 READING = (("ls",), ("show", "medical-sft"), ("status",))

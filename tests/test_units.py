@@ -107,6 +107,7 @@ def test_the_system_unit_says_what_matters() -> None:
         *(
             "StateDirectoryMode=0700",
             "RuntimeDirectory=weighbridge",
+            "RuntimeDirectoryPreserve=yes",
             "UMask=0077",
             "PrivateTmp=yes",
             "Restart=on-failure",

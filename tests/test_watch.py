@@ -94,7 +94,7 @@ def _folders(
     wait_limit: float = 86400.0,
 ) -> Folders:
     given = hints or Hints(threading.Event())
-    return Folders([WatchRule(root)], book, given, quiet=quiet, scan=scan, wait_limit=wait_limit, clock=clock)
+    return Folders([WatchRule(str(root))], book, given, quiet=quiet, scan=scan, wait_limit=wait_limit, clock=clock)
 
 
 def _let(folders: Folders, clock: Clock, seconds: float, pace: float = 0.5) -> None:

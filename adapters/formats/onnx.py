@@ -106,7 +106,7 @@ class _Reading:
         facts |= self._graph(graph, 0, top=True)
         for name in sorted(self.missing):
             names = self.missing[name]
-            text = f"{shown(name)} is not there; it holds {len(names)} tensors: {', '.join(map(shown, names[:8]))}"
+            text = f"{shown(name)} is not there; tensors in it: {', '.join(map(shown, names[:8]))}"
             self.hazards.append(Hazard("data-missing", "block", name, text, {"file": name, "missing_tensors": names}))
         facts["external_data"] = sorted(self.external)
         facts["missing_files"] = sorted(self.missing)

@@ -26,7 +26,7 @@ def allow(path: str, code: str, reason: str, config: str | None, out: Output) ->
     settings = context.settings(config)
     whole = os.path.abspath(path)  # noqa: PTH100 - links stay: folders are watched under their names
     given = {"path": whole, "code": code, "reason": reason, "who": f"{_user()}@{socket.gethostname()}"}
-    told: Any = control.ask(str(settings.daemon.socket), "allow", given)
+    told: Any = control.ask(settings.daemon.socket, "allow", given)
     if out.as_json:
         out.json({"schema": "weighbridge/allow/1", **told})
         return

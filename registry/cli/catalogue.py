@@ -100,7 +100,7 @@ def _dispose(registry: str, view: View | None, error: Exception, out: Output) ->
     if view is not None:
         view.link.close()
     if broken:
-        load("weighbridge.registry.flow.sync:discard")(context.catalog_path(registry))
+        load("weighbridge.registry.cli.fresh:discard")(registry)
 
 
 def _cached(chosen: RemoteSettings, out: Output) -> Shelf | None:
@@ -144,7 +144,7 @@ def known_as(content: str | None, manifest: str | None) -> str | None:
     """Return the version that a sealed manifest is of, as far as any cache here knows; nobody is asked."""
     if content is None or manifest is None:
         return None
-    folder = context.catalog_path("x").parent
+    folder = load("pathlib:Path")(context.catalog_path("x")).parent
     for path in sorted(folder.glob("*.db")):
         try:
             link = catalog_read.open_file(path)

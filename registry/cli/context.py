@@ -5,7 +5,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from weighbridge.config.load import load, remote_settings
@@ -84,41 +83,32 @@ def connect(remote: RemoteSettings) -> "Remote":
     return opened
 
 
-def catalog_path(registry: str, environ: Mapping[str, str] | None = None) -> Path:
+def catalog_path(registry: str, environ: Mapping[str, str] | None = None) -> str:
     """Return the disposable catalogue cache of one registry, by its uuid."""
-    return cache_dir(os.environ if environ is None else environ) / "catalog" / f"{registry}.db"
+    return f"{cache_dir(os.environ if environ is None else environ)}/catalog/{registry}.db"
 
 
 def known_registry(remote: RemoteSettings, environ: Mapping[str, str] | None = None) -> str | None:
     """Return the uuid of the registry that was last seen behind a remote, without asking it; None when never seen."""
     try:
-        text = _memory(remote, environ).read_bytes().decode()
+        with open(memory_path(remote, environ), "rb") as stream:  # noqa: PTH123 - on the start-up path
+            text = stream.read().decode()
     except (OSError, UnicodeDecodeError):
         return None
     address, _, registry = text.strip().rpartition("\n")
     plain = registry.replace("-", "")
-    return registry if address == _address(remote) and plain.isalnum() and len(registry) <= _UUID_LENGTH else None
+    return registry if address == address_of(remote) and plain.isalnum() and len(registry) <= _UUID_LENGTH else None
 
 
-def remember_registry(remote: RemoteSettings, registry: str, environ: Mapping[str, str] | None = None) -> None:
-    """Note which registry was seen behind a remote, for the next `known_registry`."""
-    if known_registry(remote, environ) == registry:
-        return
-    place = _memory(remote, environ)
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = place.with_name(f"{place.name}.{os.getpid()}")
-    fresh.write_bytes(f"{_address(remote)}\n{registry}\n".encode())
-    fresh.replace(place)
-
-
-def _memory(remote: RemoteSettings, environ: Mapping[str, str] | None) -> Path:
+def memory_path(remote: RemoteSettings, environ: Mapping[str, str] | None = None) -> str:
     """Return the file that remembers a remote: by address, because a name means another place elsewhere.
 
     Two addresses may share a file; it says whose it is, so that costs a question to the remote and nothing else.
     """
-    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in _address(remote))
-    return cache_dir(os.environ if environ is None else environ) / "remotes" / plain[-100:]
+    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in address_of(remote))
+    return f"{cache_dir(os.environ if environ is None else environ)}/remotes/{plain[-100:]}"
 
 
-def _address(remote: RemoteSettings) -> str:
+def address_of(remote: RemoteSettings) -> str:
+    """Return what tells one remote from another, in ASCII."""
     return f"{remote.url} {remote.endpoint or ''}".encode("ascii", "backslashreplace").decode().strip()

@@ -4,8 +4,9 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 from weighbridge.config.settings import RemoteSettings
@@ -48,7 +49,7 @@ class Opened:
             if not is_damage(error):
                 raise
             self.catalog.close()
-            path = context.catalog_path(self.registry.registry)
+            path = _cache(self.registry.registry)
             sync.discard(path)
             self.catalog, _, _ = sync.refresh(self.remote, path, self.registry.registry)
             return look(self.catalog)
@@ -88,6 +89,19 @@ def opened(chosen: RemoteSettings, out: Output, *, ref: str | None = None) -> It
         remote.close()
 
 
+def published(chosen: RemoteSettings, ref: str, untold: Sequence[WeighbridgeError], out: Output) -> None:
+    """Let the next `ls` show a version that was just published, and say so where the team could not be told of it.
+
+    Nothing that fails here makes the version undone, so nothing is raised.
+    """
+    for error in untold:
+        why = f"{error.what} ({error.why})" if error.why else error.what
+        out.talk(f"warning: {ref} is published; telling the team failed: {why}", "yellow")
+        out.talk("  fix: remove the cause and repeat the command: the number stays, the team is told")
+    with suppress(WeighbridgeError, OSError, *DAMAGE), opened(chosen, out, ref=ref):
+        pass
+
+
 def _plain(ref: str) -> bool:
     """Tell whether a reference can be followed without the catalogue."""
     _, n, tag, _ = split(ref)
@@ -106,11 +120,31 @@ def _open(chosen: RemoteSettings, remote: Remote, out: Output) -> Opened:
             fix="see whether the disk or share is mounted",
         ) from error
     with suppress(OSError):
-        context.remember_registry(chosen, registry.registry)
-    catalog, _, notes = sync.refresh(remote, context.catalog_path(registry.registry), registry.registry)
+        remember_registry(chosen, registry.registry)
+    catalog, _, notes = sync.refresh(remote, _cache(registry.registry), registry.registry)
     for note in notes:
         out.talk(note, "yellow")
     return Opened(chosen, remote, registry, catalog)
+
+
+def remember_registry(remote: RemoteSettings, registry: str, environ: Mapping[str, str] | None = None) -> None:
+    """Note which registry was seen behind a remote, for the next `context.known_registry`."""
+    if context.known_registry(remote, environ) == registry:
+        return
+    place = Path(context.memory_path(remote, environ))
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = place.with_name(f"{place.name}.{os.getpid()}")
+    fresh.write_bytes(f"{context.address_of(remote)}\n{registry}\n".encode())
+    fresh.replace(place)
+
+
+def discard(registry: str) -> None:
+    """Throw the cache of a registry away."""
+    sync.discard(_cache(registry))
+
+
+def _cache(registry: str) -> Path:
+    return Path(context.catalog_path(registry))
 
 
 def catch_up(found: Opened) -> None:

@@ -46,7 +46,7 @@ def init(*, path: str | None, watch: tuple[str, ...], remote: str | None, force:
     there is used.
     """
     target = Path(path).expanduser().absolute() if path else _default_path()
-    system = places.is_system(target)
+    system = places.is_system(str(target))
     roots = [os.path.abspath(os.path.expanduser(root)) for root in watch]  # noqa: PTH100, PTH111 - links stay
     kept = os.path.lexists(target) and not force
     if kept:
@@ -59,7 +59,7 @@ def init(*, path: str | None, watch: tuple[str, ...], remote: str | None, force:
         settings = _checked(text, target)
         _write(target, text, mode=0o644 if system else 0o600, force=force)
     for rule in settings.watch:
-        if not rule.root.is_dir():
+        if not Path(rule.root).is_dir():
             out.talk(f"note: {rule.root} is not there yet; it is watched as soon as it is", "yellow")
     begun = [_begin(each, out) for each in _homes(settings)]
     following = _next(target, watched=bool(settings.watch), system=system)
@@ -76,7 +76,7 @@ def _default_path() -> Path:
     named = os.environ.get("WEIGHBRIDGE_CONFIG")
     if named:
         return Path(named).absolute()
-    return Path(places.SYSTEM_CONFIG) if os.geteuid() == 0 else places.user_config(os.environ)
+    return Path(places.SYSTEM_CONFIG if os.geteuid() == 0 else places.user_config(os.environ))
 
 
 def _url(given: str) -> str:
@@ -97,7 +97,7 @@ def _exists(target: Path) -> ExistsError:
 def _checked(text: str, target: Path) -> Settings:
     """Return the settings of a text. Raises UsageError where the folders that were asked for do not go together."""
     try:
-        return read_text(text, target, os.environ)
+        return read_text(text, str(target), os.environ)
     except UsageError as error:
         faults = "\n".join(problem["message"] for problem in error.data["problems"])
         raise UsageError(
@@ -162,7 +162,7 @@ def _has_marker(opened: Remote) -> bool:
 def _next(target: Path, *, watched: bool, system: bool) -> Sequence[str]:
     """Return the commands that come next on this machine."""
     commands = []
-    if not system and target != places.user_config(os.environ):
+    if not system and str(target) != places.user_config(os.environ):
         commands.append(f"export WEIGHBRIDGE_CONFIG={shlex.quote(str(target))}")
     commands.append("registry doctor")
     if not watched:

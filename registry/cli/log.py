@@ -26,7 +26,7 @@ COLUMNS: Final = (
 def log(name: str | None, limit: int, config: str | None, out: Output) -> None:
     """Show what happened, of NAME only where it is given, the newest last. Asks the running daemon."""
     settings = context.settings(config)
-    told: list[dict[str, Any]] = control.ask(str(settings.daemon.socket), "log", {"name": name, "limit": limit})
+    told: list[dict[str, Any]] = control.ask(settings.daemon.socket, "log", {"name": name, "limit": limit})
     rows = [
         {
             "at": instant(row["at"]),

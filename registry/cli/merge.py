@@ -23,7 +23,7 @@ from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, UsageError
+from weighbridge.registry.errors import NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import merged as papers
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.marker import open_registry
@@ -121,7 +121,7 @@ def _sides(
 ) -> Iterator[tuple[list[_Side], _Side, Any]]:
     """Find both sides of a merge; what has to be fetched lies in a scratch folder until the command has succeeded."""
     words = "\0".join([*adapters, base, remote or ""])
-    place = cache_dir(os.environ) / "merge" / sha256_bytes(words.encode("utf-8", "surrogateescape"))[:16]
+    place = Path(cache_dir(os.environ), "merge", sha256_bytes(words.encode("utf-8", "surrogateescape"))[:16])
 
     def scratch() -> Path:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -193,6 +193,7 @@ def _publish(
         remote_code=chosen.remote_code,  # type: ignore[arg-type]
     )
     admission = papers.admit_merged(done, seen, adapters, beneath, name=name, policy=policy, host=socket.gethostname())
+    untold: list[WeighbridgeError] = []
     opened = context.connect(chosen)
     try:
         owner = Owner(host=socket.gethostname(), daemon=f"merge by {fresh.whoami()}")
@@ -209,14 +210,15 @@ def _publish(
                 progress=follower.total,
             )
             try:
-                receipt = publish(opened, chosen.name, registry, candidate, owner, progress=follower.total)
+                receipt = publish(
+                    opened, chosen.name, registry, candidate, owner, untold=untold.append, progress=follower.total
+                )
             except BaseException:
                 staging.discard(candidate.bundle)
                 raise
     finally:
         opened.close()
-    with fresh.opened(chosen, out, ref=f"{receipt.name}@v{receipt.n}"):
-        pass  # so that the next `ls` shows it
+    fresh.published(chosen, f"{receipt.name}@v{receipt.n}", untold, out)
     return receipt
 
 

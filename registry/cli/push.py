@@ -20,7 +20,7 @@ from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.output import Output, short, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError, utf8
+from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError, WeighbridgeError, utf8
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
 from weighbridge.registry.flow.marker import open_registry
@@ -77,6 +77,7 @@ def push(
     if dry_run:
         _dry(wanted, artifact, admission, out)
         return
+    untold: list[WeighbridgeError] = []
     opened = context.connect(chosen)
     try:
         owner = _writer()
@@ -105,6 +106,7 @@ def push(
                     share=share,
                     again=again,
                     adopt=adopt,
+                    untold=untold.append,
                     progress=follower.total,
                 )
             except BaseException:
@@ -113,8 +115,7 @@ def push(
     finally:
         opened.close()
     _tell(receipt, admission, time.monotonic() - begun, out)
-    with fresh.opened(chosen, out, ref=f"{receipt.name}@v{receipt.n}"):
-        pass  # so that the next `ls` shows it
+    fresh.published(chosen, f"{receipt.name}@v{receipt.n}", untold, out)
 
 
 def _judge(
@@ -203,7 +204,7 @@ def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> No
             }
         )
         return
-    out.say(f"{name}: {artifact.kind}, {len(files)} files, {size(whole)} would be published")
+    out.say(f"{name}: {artifact.kind}, {_files(files)}, {size(whole)} would be published")
     for file in admission.files:
         changed = "   (paths rewritten)" if file.path in admission.transform else ""
         out.say(f"  {file.path}   {size(file.size)}   {file.role}{changed}")
@@ -243,9 +244,13 @@ def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -
     if receipt.joined:
         out.talk(f"these bytes are there already ({short(receipt.content)})")
     else:
-        count = f"{len(admission.files)} files, {size(whole)} in {seconds:.1f} s"
+        count = f"{_files(admission.files)}, {size(whole)} in {seconds:.1f} s"
         out.talk(f"{count}, {receipt.verified} on {receipt.remote}: {receipt.location}")
     out.say(f"{receipt.name}@v{receipt.n}")
+
+
+def _files(files: Sequence[object]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files)} files"
 
 
 def _findings(admission: Admission, out: Output) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -31,7 +32,7 @@ def status(config: str | None, out: Output) -> int:
     daemon = context.settings(config).daemon
     live = True
     try:
-        told: Any = control.ask(str(daemon.socket), "status")
+        told: Any = control.ask(daemon.socket, "status")
     except UnreachableError as error:
         told = _exported(daemon)
         live = False
@@ -54,9 +55,10 @@ def status(config: str | None, out: Output) -> int:
 def _exported(daemon: Any) -> Any:
     """Return the newest exported status that may be read, or None."""
     found = []
-    for folder in (daemon.socket.parent, daemon.state):
+    for folder in (daemon.socket.rpartition("/")[0], daemon.state):
         try:
-            told = load("json:loads")((folder / EXPORT).read_bytes())
+            with open(f"{folder}/{EXPORT}", "rb") as stream:  # noqa: PTH123 - on the start-up path
+                told = load("json:loads")(stream.read())
         except (OSError, ValueError):
             continue
         if isinstance(told, dict) and told.get("schema") == SCHEMA:
@@ -147,6 +149,4 @@ def _problems(told: Mapping[str, Any], out: Output) -> None:
 
 def _ago(moment: str) -> str:
     """Return how long ago an ISO moment of ours was."""
-    plain = moment.removesuffix("Z").partition(".")[0]
-    parsed = load("calendar:timegm")(time.strptime(plain, "%Y-%m-%dT%H:%M:%S"))
-    return span(time.time() - parsed)
+    return span(time.time() - datetime.fromisoformat(moment).timestamp())

@@ -75,7 +75,7 @@ def _version(ref: str, chosen: Any, *, quick: bool, out: Output) -> int:
 def _source(path: Path, settings: Settings, out: Output) -> int:
     """Ask the daemon what it published from a folder, and compare."""
     try:
-        told = control.ask(str(settings.daemon.socket), "recorded", {"path": str(path.resolve())})
+        told = control.ask(settings.daemon.socket, "recorded", {"path": str(path.resolve())})
     except UnreachableError as error:
         raise NotFoundError(
             f"{shown(str(path))} holds no manifest.json",

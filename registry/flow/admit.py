@@ -39,9 +39,6 @@ from weighbridge.registry.types import (
     WeightsFacts,
 )
 
-NEVER_ALLOWED: Final = frozenset({"secret-in-file"})
-"""Codes that no person can allow, besides those of integrity."""
-
 LEFT_OUT_MAX: Final = 5000
 DIGEST_LIMIT: Final = 4 << 30
 """Bytes of an adapter whose tensors are hashed one by one, too."""
@@ -107,7 +104,8 @@ def admit(
     told = [f for f in told if f.code != "remote-code"] + faults
     told += _licence_rules(licence.license, policy)
     files = [_file(artifact, one) for one in chosen]
-    told += [file_name_unsafe(one.path, fault) for one in files if (fault := path_fault(one.path))]
+    unsafe = [file_name_unsafe(one.path, fault) for one in files if (fault := path_fault(one.path))]
+    told += [one for one in unsafe if one not in told]
     told = [
         msgspec.structs.replace(f, severity=policy.unknown_license) if f.code == "license-unknown" else f for f in told
     ]
@@ -291,9 +289,7 @@ def _allowed(told: Iterable[Finding], policy: Policy) -> list[Finding]:
     reasons = {one.code: one.reason for one in policy.allowed}
     found: list[Finding] = []
     for one in told:
-        code = findings.CODES[one.code]
-        free = one.code in reasons and not code.integrity and not code.waits and one.code not in NEVER_ALLOWED
-        if one.severity == "block" and free:
+        if one.severity == "block" and one.code in reasons and findings.may_be_allowed(one.code):
             found.append(msgspec.structs.replace(one, severity="warn", data={**one.data, "allowed": reasons[one.code]}))
         else:
             found.append(one)

@@ -29,6 +29,9 @@ from weighbridge.registry.remotes.protocol import Progress, Remote
 Render = Callable[[Manifest, str, int], Mapping[str, bytes]]
 """Gives README.md, and training.json where there is a history, of a version; they depend on its number."""
 
+Untold = Callable[[errors.WeighbridgeError], object]
+"""Takes what kept the team from being told of a version that is published."""
+
 NUMBERS_MAX: Final = 5
 """Numbers that may be given up under our hands before something must be wrong."""
 
@@ -77,7 +80,7 @@ def prepare(
         place = staging_folder / nonce
     if place is None and remote.properties.commits:
         # What is committed at once cannot be looked at again before the decision: it always goes from a private copy.
-        place, own = cache_dir(os.environ) / "stage" / nonce, True
+        place, own = Path(cache_dir(os.environ), "stage", nonce), True
         mode = "copy" if mode == "direct" else mode
     if place is None and made:
         mode = "copy"
@@ -125,13 +128,15 @@ def publish(
     adopt: bool = False,
     known: MutableMapping[int, Known] | None = None,
     keep_stage: bool = False,
+    untold: Untold = lambda _: None,
     progress: Progress | None = None,
 ) -> types.Receipt:
     """Publish a candidate and return the receipt; a content that has a number already keeps it.
 
     The card is rendered around `people`, the text people wrote, unless `render` makes it. The stage is removed
-    afterwards unless `keep_stage`; after an error it stays, for the next try. Raises what the steps raise: `claim`,
-    `upload`, `stage.recheck`, `decide`.
+    afterwards unless `keep_stage`; after an error it stays, for the next try. Raises what the steps raise up to the
+    decision: `claim`, `upload`, `stage.recheck`, `decide`. When only the announcement fails, the version is published
+    and `untold` is called: readers find it by its claim, which was announced, and a repetition tells the team.
     """
     manifest = sealed(candidate)
     feed_at: feed.Head | None = None
@@ -151,7 +156,7 @@ def publish(
         if claimed.committed:
             done = receipt(remote, remote_name, claimed)
             if needs_telling(remote, claimed):
-                feed.announce(remote, registry, [version_entry(remote, claimed)])
+                _tell(remote, registry, claimed, untold)
             break
         feed_at = feed_at or feed.head(remote, registry)
         seq = feed.announce(remote, registry, [claim_entry(claimed)], known=feed_at)
@@ -170,7 +175,7 @@ def publish(
         except errors.VoidedError:
             clear_void(remote, candidate.name, n)
             continue
-        feed.announce(remote, registry, [version_entry(remote, claimed)], known=feed_at)
+        _tell(remote, registry, claimed, untold, feed_at)
         break
     else:
         raise errors.VoidedError(
@@ -181,6 +186,16 @@ def publish(
     if not keep_stage:
         staging.discard(candidate.bundle)
     return done
+
+
+def _tell(
+    remote: Remote, registry: types.Registry, claimed: Claimed, untold: Untold, at: feed.Head | None = None
+) -> None:
+    """Announce a committed version; that this fails makes nothing undone."""
+    try:
+        feed.announce(remote, registry, [version_entry(remote, claimed)], known=at)
+    except errors.WeighbridgeError as error:
+        untold(error)
 
 
 def claim_entry(claimed: Claimed) -> types.FeedEntry:

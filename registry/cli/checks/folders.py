@@ -17,7 +17,7 @@ from weighbridge.registry.errors import DeniedError, UnreachableError
 
 def state(daemon: DaemonSettings, mountinfo: str | None = None) -> Iterator[Check]:
     """Look at the daemon's folder: on a local disk, private, writable, with room."""
-    folder = daemon.state
+    folder = Path(daemon.state)
     kind = network_filesystem(folder, mountinfo)
     if kind is not None:
         yield Check(
@@ -68,7 +68,7 @@ def state(daemon: DaemonSettings, mountinfo: str | None = None) -> Iterator[Chec
 def roots(settings: Settings, mountinfo: str | None = None) -> Iterator[Check]:
     """Look at each watched root: there, readable, and how it is watched."""
     for rule in settings.watch:
-        root = rule.root
+        root = Path(rule.root)
         if not root.is_dir():
             yield Check(
                 WARN,
@@ -98,7 +98,7 @@ def daemon(settings: Settings) -> Iterator[Check]:
     """Ask the daemon whether it is there."""
     socket = settings.daemon.socket
     try:
-        answer: Any = control.ask(str(socket), "status", timeout=5.0)
+        answer: Any = control.ask(socket, "status", timeout=5.0)
     except DeniedError as error:
         yield Check(WARN, "daemon", f"{error.what} ({socket})", error.fix)
     except UnreachableError as error:

@@ -187,8 +187,9 @@ def _clones(settings: Settings, probe: Path, folder: Path) -> str:
     """Say how bundles come into this folder: cloned from a watched root, or copied once."""
     if not _reflink(probe, probe.with_name("clone")):
         return f"{folder} cannot clone files: bundles are copied once, while they are hashed"
-    same = [rule for rule in settings.watch if rule.root.is_dir() and rule.root.stat().st_dev == folder.stat().st_dev]
-    if settings.watch and not same:
+    roots = [Path(rule.root) for rule in settings.watch]
+    same = [root for root in roots if root.is_dir() and root.stat().st_dev == folder.stat().st_dev]
+    if roots and not same:
         return f"{folder} can clone files, but no watched root lies on its file system: bundles are copied once"
     return f"{folder} can clone files: bundles cost no second copy"
 

@@ -23,7 +23,7 @@ from weighbridge import __version__
 from weighbridge.config.secrets import Secret, from_credential, from_environ
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
-from weighbridge.registry.remotes.hub.errors import speaking
+from weighbridge.registry.remotes.hub.errors import NoConnectionError, speaking
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ CREDENTIAL: Final = "hf-token"
 
 TRIES: Final = 4
 _PATIENT: Final = 10.0
-"""Seconds that a quota may ask us to wait without anybody being told."""
+"""Seconds that a read may be repeated, or a quota may ask us to wait, without anybody being told."""
 
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 _TRACE: Final = "X-Amzn-Trace-Id"
@@ -95,6 +95,7 @@ class Line:
     def ask(self, what: str, call: Callable[[], T], *, writes: bool = False) -> T:
         """Carry out a request through the library; a read that fails for a moment is repeated, a write never is."""
         failed = 0
+        end = time.monotonic() + _PATIENT
         while True:
             try:
                 with self.speaking(what, writes=writes):
@@ -104,7 +105,7 @@ class Line:
                 pause = 0.2 * 2.0**failed
                 if isinstance(error, errors.QuotaError):
                     pause = float(error.data.get("retry_after", _PATIENT + 1))
-                if writes or failed >= TRIES or pause > _PATIENT:
+                if writes or failed >= TRIES or time.monotonic() + pause > end:
                     raise
                 self.sleep(pause)
 
@@ -195,9 +196,21 @@ def install(patience: Patience) -> None:
             _installed = patience
 
 
+class _Client(httpx2.Client):
+    """Says at once when a read finds no connection: the library would try for half a minute, and log every try."""
+
+    def send(self, request: httpx2.Request, **given: Any) -> httpx2.Response:
+        try:
+            return super().send(request, **given)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            if request.method not in {"GET", "HEAD"}:
+                raise
+            raise NoConnectionError(str(error), request=request) from error
+
+
 def make_client(patience: Patience) -> httpx2.Client:
     """Return an HTTP client that never waits for ever."""
-    return httpx2.Client(
+    return _Client(
         event_hooks={"request": [_trace], "response": [_refuse_to_wait]},
         follow_redirects=True,
         timeout=httpx2.Timeout(patience.answer, connect=patience.connect),

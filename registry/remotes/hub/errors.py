@@ -30,6 +30,10 @@ _XET_STATUS: Final = re.compile(r"\b(?:status(?: code)?|HTTP)[^0-9]{0,12}([1-5][
 _ENTRY_GONE: Final = re.compile(r"lfs pointer|does not exist|doesn't exist", re.IGNORECASE)
 
 
+class NoConnectionError(httpx2.TransportError):
+    """No connection could be made, so nothing was sent; of a kind that the library does not repeat by itself."""
+
+
 @contextmanager
 def speaking(what: str, *, writes: bool = False) -> Iterator[None]:
     """Turn whatever the client raises inside into the error of `translate`."""
@@ -218,6 +222,7 @@ def _never(error: BaseException, what: str, _writes: bool) -> errors.Weighbridge
 
 RULES: Final[dict[type[BaseException], _Rule]] = {
     # Nothing was sent.
+    NoConnectionError: _not_sent,
     httpx2.ConnectError: _not_sent,
     httpx2.ConnectTimeout: _not_sent,
     httpx2.PoolTimeout: _not_sent,

@@ -212,7 +212,7 @@ class HubRemote:
 
     def sweep(self, older_than: float) -> int:
         """Remove what commands staged for the Hub and left behind, when nothing changed in it for so many seconds."""
-        return stages.sweep(cache_dir(self.line.environ) / "stage", older_than)
+        return stages.sweep(Path(cache_dir(self.line.environ), "stage"), older_than)
 
     def close(self) -> None:
         """End all uploads."""
@@ -267,7 +267,7 @@ class HubRemote:
     def locked(self, name: str) -> AbstractContextManager[None]:
         """Hold the one lock of this machine on a repository."""
         repo = self.repositories.id(name)
-        return locks.held(cache_dir(self.line.environ) / "locks", f"{self.line.host} {repo}".casefold())
+        return locks.held(Path(cache_dir(self.line.environ), "locks"), f"{self.line.host} {repo}".casefold())
 
     def writer(self, name: str, key: str, size: int) -> Writer:
         """Return the writer kept under a key, or a new one; a child process starts while we go on.

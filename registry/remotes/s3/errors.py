@@ -350,13 +350,14 @@ def _make(
 ) -> errors.WeighbridgeError:
     given = dict(data or {})
     remote = shown(place)
+    there = what if remote in what else f"{what} at {remote}"
     match kind:
         case "missing":
             return errors.MissingError(what, why=f"{remote} holds nothing under this key", **given)
         case "no-bucket":
             return errors.NotFoundError(f"there is no remote at {remote}", why=why, fix=fix, remote=place, **given)
         case "denied":
-            return errors.DeniedError(what, why=why, fix=fix, remote=place, **given)
+            return errors.DeniedError(there, why=why, fix=fix, remote=place, **given)
         case "usage" | "foreign":
             return errors.UsageError(
                 f"{remote} cannot be used as it is set up", why=why, fix=fix, remote=place, **given
@@ -364,17 +365,17 @@ def _make(
         case "unreachable" | "tls":
             return errors.UnreachableError(f"{remote} cannot be reached", why=why, fix=fix, remote=place, **given)
         case "slow":
-            return errors.RetryableError(what, why=why, fix=fix, slow=True, **given)
+            return errors.RetryableError(there, why=why, fix=fix, slow=True, **given)
         case "exists":
             return errors.ExistsError(what, why=f"{remote} holds an object of that key", **given)
         case "lost" | "trouble" | "conflict" if write:
-            return errors.OutcomeUnknownError(what, why=why, fix=fix, **given)
+            return errors.OutcomeUnknownError(there, why=why, fix=fix, **given)
         case "lost" | "trouble" | "conflict" | "stale" | "gone":
-            return errors.RetryableError(what, why=why, fix=fix, kind=kind, **given)
+            return errors.RetryableError(there, why=why, fix=fix, kind=kind, **given)
         case "full":
             return errors.StorageFullError(what, why=f"{remote}: {why}", fix=fix, **given)
         case "broken":
-            return errors.WeighbridgeError(what, why=why, fix=fix, **given)
+            return errors.WeighbridgeError(there, why=why, fix=fix, **given)
         case "refused" | "range":
             return errors.WeighbridgeError(
                 what, why=f"{remote} refuses the request: {why}", fix=fix, kind=kind, **given

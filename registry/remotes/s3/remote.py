@@ -50,7 +50,7 @@ def open_s3(url: str, endpoint: str | None, settings: RemoteSettings | None = No
     """Return the remote of `s3://bucket/prefix`. Raises UsageError for a URL that names no bucket."""
     given = settings or RemoteSettings(name="s3", url=url, endpoint=endpoint)
     place = place_of(given._replace(url=url, endpoint=endpoint))
-    return S3Remote(place, record=record_path(cache_dir(os.environ), place.endpoint, place.bucket))
+    return S3Remote(place, record=record_path(Path(cache_dir(os.environ)), place.endpoint, place.bucket))
 
 
 class S3Remote:

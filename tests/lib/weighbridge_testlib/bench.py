@@ -52,7 +52,7 @@ class Bench:
         self.state = place / "state"
         (self.state / "staging").mkdir(parents=True)
         (place / "remote").mkdir()
-        self.rule = WatchRule(self.runs, home="team")._replace(**of_rule)
+        self.rule = WatchRule(str(self.runs), home="team")._replace(**of_rule)
         self.remotes = {"team": RemoteSettings("team", str(place / "remote"))}
         self.away = False
         self.countdown: int | None = None
@@ -71,7 +71,7 @@ class Bench:
         self.tree = Tree(str(self.runs), self.rule.ignore)
         self.intake = Intake(
             self.store, self.homes, {str(self.runs): self.rule}, self.remotes,
-            DaemonSettings(self.state, self.state / "s", disk_reserve=0),
+            DaemonSettings(str(self.state), str(self.state / "s"), disk_reserve=0),
             host="host", mountinfo="",
             look=lambda _root, path: self.tree.look(path),
             below=lambda _root, path: [p for p in self.tree.candidates if p.startswith(path + "/")],
