@@ -31,6 +31,10 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    def stop(self) -> None:
+        """End the child and all of its group, because nobody wants its work any more."""
+        self._kill()
+
     def wait(self) -> None:
         """Return when the child and all of its group have ended; its exit status is still to be fetched."""
         self._thread.join()

@@ -123,13 +123,17 @@ def _talked(
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps(message).encode() + b"\n")
             child.stdin.flush()
-        for line in child.stdout:
-            event = json.loads(line)
+        while line := child.stdout.readline(_LINE_LIMIT):
+            event = _event(line)
             if "progress" in event:
                 if progress is not None:
-                    progress(event["progress"])
+                    progress(int(event["progress"]))
             else:
                 answers |= event
+    except BaseException:
+        if watch is not None:
+            watch.stop()
+        raise
     finally:
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
@@ -139,6 +143,19 @@ def _talked(
         listener.join(1.0)
         child.stdout.close()
     return answers, code, b"".join(said)
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """Return what a child told in one line; one that reads hostile files may tell anything."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict) or not isinstance(event.get("progress", 0), int):
+        raise errors.WeighbridgeError(
+            "the child process did not answer as it should", why="it told something that is no message of ours"
+        )
+    return event
 
 
 def _result(answers: Mapping[str, Any], code: int, said: bytes) -> dict[str, Any]:

@@ -14,11 +14,13 @@ import pytest
 
 from weighbridge.adapters import jail, worker
 from weighbridge.adapters.jail import Held
-from weighbridge.adapters.merge import job, outside
+from weighbridge.adapters.memory import Room
+from weighbridge.adapters.merge import job, outside, preview, start
 from weighbridge.adapters.merge.outside import Configs
 from weighbridge.adapters.merge.preview import Look, look
-from weighbridge.registry.errors import WeighbridgeError, describe
-from weighbridge_testlib import merging
+from weighbridge.registry.errors import RefusedError, WeighbridgeError, describe
+from weighbridge_testlib import builders, merging
+from weighbridge_testlib.desk import Desk, conforms
 from weighbridge_testlib.peft_families import EVERY, FAMILIES, REFUSED
 
 _ORACLE = "weighbridge_testlib.peft_family_oracle"
@@ -150,3 +152,157 @@ def test_what_peft_would_pass_over_is_refused(families: Path, name: str) -> None
     assert not (place / "failed.txt").exists(), (place / "failed.txt").read_text()
     assert not (place / "merged").exists()
     assert REFUSED[name][1] in (place / "refused.txt").read_text()
+
+
+# --------------------------------------------------------------------------------------------------- around the child
+
+
+def pair(tmp_path: Path, tensors: dict[str, builders.TensorSpec], model: dict[str, Any], **config: Any) -> Look:
+    """Write a base and an adapter of some tensors, and look at the two."""
+    builders.llama_model(tmp_path / "base", **model)
+    builders.lora_adapter(tmp_path / "adapter", tensors=tensors, **config)
+    return look([tmp_path / "adapter"], tmp_path / "base")
+
+
+def scales(*modules: str, value: float = 1.25) -> dict[str, builders.TensorSpec]:
+    """Return what IA3 learns for some layers of the builders' model."""
+    return {f"base_model.model.{module}.ia3_l": ("F32", (16, 1), value) for module in modules}
+
+
+_Q = [f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)]
+_IA3: dict[str, Any] = {"peft_type": "IA3", "targets": ["q_proj"], "feedforward_modules": []}
+
+
+def test_a_merge_by_peft_looks_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command merges in the jail and gives a whole model folder with proof and record, and takes it up again."""
+    desk = Desk(tmp_path, monkeypatch)
+    pair(tmp_path, scales(*_Q), {"shards": 2}, **_IA3)
+    words = ("merge", "adapter", "--base", "base", "--to", "out", "--json")
+    told = conforms(desk.ok(*words).json, "merge")
+    facts = told["facts"]
+    assert (facts["peft_type"], facts["proof"]["passed"], facts["proof"]["tensors_changed"]) == ("IA3", True, 2)
+    assert facts["jail"] == jail.able()._asdict()
+    assert facts["behaviour"]["error"] < 1e-5
+    assert facts["formula"].startswith(f"round(merge_and_unload() of PEFT {facts['merged_by']['peft']})")
+    listed = {file["path"] for file in told["files"]}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == listed | {"merge.json"}
+    assert str(tmp_path) not in (tmp_path / "out" / "merge.json").read_text()
+    base, ours = merging.numbers(tmp_path / "base"), merging.numbers(tmp_path / "out")
+    for name, values in base.items():
+        factor = 1.25 if name.removesuffix(".weight") in _Q else 1.0
+        right = (values.astype("f4") * np.float32(factor)).astype(merging.KINDS["BF16"]).astype("f8")
+        assert np.array_equal(ours[name], right)
+    assert conforms(desk.ok("inspect", "out", "--json").json, "inspect")["outcome"] == "accept"
+    assert desk.ok(*words).json["joined"] is True
+    assert not [path for path in tmp_path.iterdir() if ".merge-" in path.name]
+
+
+def test_too_little_memory_is_told_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the memory does not hold the model in fp32, the dry run says so with both figures."""
+    monkeypatch.setattr(preview, "available", lambda: Room(1 << 20, "MemAvailable"))
+    seen = pair(tmp_path, scales(*_Q), {}, **_IA3)
+    (one,) = [f for f in seen.findings if f.severity == "block"]
+    assert one.code == "merge-memory-short"
+    assert one.data["free_bytes"] == 1 << 20
+    elements = sum(int(np.prod(shape)) for _, shape, _ in merging.tensors(tmp_path / "base").values())
+    assert one.data["needed_bytes"] > 4 * elements
+    with pytest.raises(RefusedError):
+        start.merge(seen, tmp_path / "out")
+
+
+def test_the_torch_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch, transformers or PEFT there is one sentence with the command that mends it."""
+    seen = pair(tmp_path, scales(*_Q), {}, **_IA3)
+    monkeypatch.setattr(outside, "find_spec", lambda name: None if name == "peft" else object())
+    with pytest.raises(WeighbridgeError) as caught:
+        start.merge(seen, tmp_path / "out")
+    assert caught.value.fix == "pip install 'weighbridge[torch]'"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "model", "code", "words"),
+    [
+        (scales("lm_head"), {"tied": True}, "merge-ambiguous", "other end"),
+        (scales("model.embed_tokens"), {"tied": True}, "merge-ambiguous", "other end"),
+        (scales("model.layers.7.mlp.up_proj"), {}, "merge-target-missing", "model.layers.7.mlp.up_proj.weight"),
+        ({"base_model.model.score.weight": ("F32", (2, 16), 0.5)}, {}, "merge-tensor-unused", "score.weight"),
+        (
+            {"base_model.model.model.norm.weight": ("F32", (24,), 0.5)}, {}, "merge-shape-mismatch", "[16]",
+        ),
+        (
+            {"base_model.model.lm_head.weight": ("F32", (40, 16), 0.5)}, {}, "merge-not-streamed", "vocabulary",
+        ),
+    ],
+)  # fmt: skip
+def test_what_peft_would_merge_wrong_is_refused_from_the_headers(
+    tmp_path: Path, tensors: dict[str, builders.TensorSpec], model: dict[str, Any], code: str, words: str
+) -> None:
+    """Tied ends, layers and tensors the base lacks, other shapes and vocabularies are refused before PEFT is asked."""
+    seen = pair(tmp_path, scales(*_Q) | tensors, model, **_IA3)
+    blocks = {one.code: one.message for one in seen.findings if one.severity == "block"}
+    assert words in blocks[code]
+    assert seen.planned is None
+
+
+def test_several_adapters_are_not_given_to_peft_unless_dora_is_among_them(tmp_path: Path) -> None:
+    """Types of PEFT's own layers are merged one at a time, with the advice how."""
+    pair(tmp_path, scales(*_Q), {}, **_IA3)
+    builders.lora_adapter(tmp_path / "second")
+    seen = look([tmp_path / "adapter", tmp_path / "second"], tmp_path / "base")
+    (one,) = [f for f in seen.findings if f.severity == "block"]
+    assert (one.code, "one adapter at a time" in one.message) == ("merge-not-streamed", True)
+
+
+ANSWER: dict[str, Any] = {
+    "changed": [], "behaviour": {"error": 0.0, "distance": 1.0, "scale": 1.0}, "versions": {"peft": "0"},
+}  # fmt: skip
+
+
+def test_a_merge_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
+    """Where PEFT left every tensor as it is, which it tells nobody, we refuse; what was computed is used again."""
+    seen = pair(tmp_path, scales(*_Q, value=1.0), {}, **_IA3)
+    assert seen.bundle is not None
+    identity = start.plan_identity(merging.plan_of(seen), seen.bundle)
+    stage = tmp_path / f".out.merge-{identity[:12]}"
+    (stage / "home").mkdir(parents=True)
+    (stage / "computed.json").write_text(json.dumps({"told": ANSWER, "held": jail.able()._asdict()}))
+    with pytest.raises(RefusedError) as caught:
+        start.merge(seen, tmp_path / "out")
+    assert caught.value.data["findings"][0].code == "merge-changes-nothing"
+    assert "all 2 tensors" in str(caught.value.why)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "written", "words"),
+    [
+        (ANSWER | {"behaviour": {"error": 0.1, "distance": 1.0, "scale": 1.0}}, None, "away from base and adapter"),
+        (ANSWER | {"behaviour": {"error": float("nan"), "distance": 1.0, "scale": 1.0}}, None, "nan"),
+        (ANSWER | {"behaviour": "fine"}, None, "not understood"),
+        (ANSWER, ("model.norm.weight", (16,)), "model.norm.weight, which the adapter is not for"),
+        (ANSWER, (f"{_Q[0]}.weight", (8, 16)), "which the adapter is not for"),
+    ],
+)
+def test_the_child_s_answer_is_not_believed(
+    tmp_path: Path, answer: dict[str, Any], written: tuple[str, tuple[int, ...]] | None, words: str
+) -> None:
+    """Other outputs, a strange answer, a tensor nobody adapted or of another shape end the merge as unproven."""
+    seen = pair(tmp_path, scales(*_Q), {}, **_IA3)
+    folder = tmp_path / "stage" / "home" / "computed"
+    folder.mkdir(parents=True)
+    if written is not None:
+        builders.write_safetensors(folder / "model.safetensors", {written[0]: ("F32", written[1], 0.5)})
+    with pytest.raises(RefusedError) as caught:
+        outside.settle(merging.plan_of(seen), tmp_path / "stage", answer, Held(7, True))
+    assert caught.value.data["findings"][0].code == "merge-unproven"
+    assert words in str(caught.value.why)
+
+
+def test_a_weak_jail_is_a_finding_of_the_merge(tmp_path: Path) -> None:
+    """Where the kernel could not confine the child, the result says so."""
+    seen = pair(tmp_path, scales(*_Q), {}, **_IA3)
+    (tmp_path / "stage" / "home").mkdir(parents=True)
+    plan = merging.plan_of(seen)
+    assert outside.settle(plan, tmp_path / "stage", ANSWER, Held(7, True)).findings == []
+    (one,) = outside.settle(plan, tmp_path / "stage", ANSWER, Held(0, True)).findings
+    assert (one.code, one.severity) == ("jail-weak", "warn")

@@ -26,7 +26,7 @@ from weighbridge.adapters.merge.names import Names
 from weighbridge.adapters.merge.place import Placed
 from weighbridge.adapters.merge.values import Origin, Plan, Source, Step
 from weighbridge.registry import errors, findings
-from weighbridge.registry.types import Finding
+from weighbridge.registry.types import Finding, Value
 
 TASK: Final = "weighbridge.adapters.merge.peft_job:run"
 _LIBRARIES: Final = 1 << 30
@@ -45,6 +45,24 @@ _QUIET: Final = (
     ("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("HF_HUB_DISABLE_TELEMETRY", "1"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("TOKENIZERS_PARALLELISM", "false"), ("CUDA_VISIBLE_DEVICES", ""),
 )  # fmt: skip
+
+
+class Behaviour(Value, frozen=True):
+    """How far outputs on fixed inputs are apart, the largest difference each; `scale` is the largest output."""
+
+    error: float
+    """The merged model from base and adapter together."""
+    distance: float
+    """These from the base alone."""
+    scale: float
+
+
+class Told(Value, frozen=True):
+    """What the child answers; `behaviour` is None where it does not know inputs for such a model."""
+
+    changed: list[str]
+    behaviour: Behaviour | None
+    versions: dict[str, str | int]
 
 
 class Computed(NamedTuple):
@@ -240,9 +258,11 @@ def compute(plan: Plan, stage: Path, *, needed: int, configs: Configs, progress:
     if not record.exists():
         order = ordered(plan, stage, needed=needed, configs=configs)
         told, held = worker.jailed(TASK, order.request, order.policy, progress=progress)
-        _write(record, {**told, "held": held._asdict()})
+        for path in sorted((stage / "home" / "computed").glob("*")):
+            _sync(path)
+        _write(record, {"told": told, "held": held._asdict()})
     told = json.loads(record.read_bytes())
-    return settle(plan, stage, told, jail.Held(**told["held"]))
+    return settle(plan, stage, told["told"], jail.Held(**told["held"]))
 
 
 def ordered(plan: Plan, stage: Path, *, needed: int, configs: Configs) -> Order:
@@ -288,6 +308,15 @@ def _show(plan: Plan, view: Path, configs: Configs) -> None:
         (adapter / layout.ADAPTER_CONFIG).write_bytes(config.read_bytes())
 
 
+def _sync(path: Path) -> None:
+    """Make a file durable that a library wrote, before anything says that it is there."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _write(path: Path, told: Mapping[str, Any]) -> None:
     scratch = path.with_suffix(".new")
     with scratch.open("wb") as stream:
@@ -299,6 +328,10 @@ def _write(path: Path, told: Mapping[str, Any]) -> None:
 
 def settle(plan: Plan, stage: Path, told: Mapping[str, Any], held: jail.Held) -> Computed:
     """Return the plan with what the child wrote; it must be of the adapted modules, of their shapes, and right."""
+    try:
+        seen = msgspec.convert(told, Told)
+    except msgspec.ValidationError as error:
+        raise _wrong(f"the child's answer is not understood: {error}") from error
     sources, values = _values(stage / "home" / "computed", len(plan.sources))
     names = Names(step.name for step in plan.steps)
     allowed = {step.name: step for step in plan.steps if step.computed}
@@ -308,12 +341,16 @@ def settle(plan: Plan, stage: Path, told: Mapping[str, Any], held: jail.Held) ->
         if target not in allowed or origin.shape != allowed[target].shape or origin.dtype != "F32" or target in found:
             raise _wrong(f"PEFT changed {name}, which the adapter is not for")
         found[target] = origin
-    _behaves(told["behaviour"])
+    _behaves(seen.behaviour)
     files = tuple(
         msgspec.structs.replace(file, steps=tuple(_with(step, found) for step in file.steps)) for file in plan.files
     )
     weak = jail.finding(held)
-    facts = {"merged_by": told["versions"], "behaviour": told["behaviour"], "jail": held._asdict()}
+    facts = {
+        "merged_by": seen.versions,
+        "behaviour": msgspec.to_builtins(seen.behaviour),
+        "jail": held._asdict(),
+    }
     moved = {name.rpartition(".")[0] for name in found}
     still = tuple(sorted(name for name in allowed.keys() - found.keys() if name.rpartition(".")[0] not in moved))
     settled = msgspec.structs.replace(plan, sources=(*plan.sources, *sources), files=files)
@@ -342,14 +379,14 @@ def _with(step: Step, found: Mapping[str, Origin]) -> Step:
     return msgspec.structs.replace(step, origin=found[step.name], base=step.origin)
 
 
-def _behaves(seen: Mapping[str, float] | None) -> None:
+def _behaves(seen: Behaviour | None) -> None:
     """Raise RefusedError where the merged model's outputs are not those of base and adapter together."""
     if seen is None:
         return
-    if not seen["error"] <= max(_BEHAVIOUR * seen["distance"], _NOISE * seen["scale"]):
+    if not seen.error <= max(_BEHAVIOUR * seen.distance, _NOISE * seen.scale):
         raise _wrong(
-            f"on fixed inputs the merged model is {seen['error']:.3g} away from base and adapter together, "
-            f"these are {seen['distance']:.3g} away from the base"
+            f"on fixed inputs the merged model is {seen.error:.3g} away from base and adapter together, "
+            f"these are {seen.distance:.3g} away from the base"
         )
 
 

@@ -80,8 +80,9 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
 def _loaded(folder: Path) -> Any:
     config = _transformers.PretrainedConfig.get_config_dict(str(folder))[0]
     names = config.get("architectures") or []
-    kind = getattr(_transformers, str(names[0]), None) if names else None
-    if not (isinstance(kind, type) and issubclass(kind, _transformers.PreTrainedModel)):
+    kind: Any = getattr(_transformers, str(names[0]), None) if names else None
+    known = isinstance(kind, type) and issubclass(kind, _transformers.PreTrainedModel)
+    if not known:
         raise errors.RefusedError(
             "transformers does not know this model",
             why=f"the base names {', '.join(map(str, names)) or 'no architecture'}; code of its own is never run",
