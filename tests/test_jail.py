@@ -40,8 +40,8 @@ def policy(tmp_path: Path, **changes: Any) -> Policy:
         reads=(str(tmp_path / "in"),),
         writes=(str(tmp_path / "stage"),),
         memory=200 << 20,
-        processor=30,
-        clock=30,
+        processor=100,
+        clock=100,
     )
     return msgspec.structs.replace(plain, **changes)
 
@@ -236,3 +236,34 @@ def test_every_jump_of_a_filter_lands_inside_it(name: str) -> None:
     assert all(at + 1 + max(true, false) < len(lines) for at, (_, true, false, _) in enumerate(lines[:-1]))
     assert lines[-1] == (0x06, 0, 0, 0x7FFF0000)
     assert platform.machine() not in seccomp.MACHINES or seccomp.machine() is not None
+
+
+def test_a_jailed_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """A parent that is killed takes its jailed child with it, though that leads a group of its own."""
+    rules = msgspec.json.encode(policy(tmp_path)).decode()
+    told = tmp_path / "stage" / "pid"
+    parent = subprocess.Popen(
+        [sys.executable, "-m", HERE, "sleep", json.dumps({"tell": str(told)}), rules],
+        env={**os.environ, "PYTHONPATH": LIB}, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 60
+        while not (told.exists() and told.read_text()) and time.monotonic() < end:
+            time.sleep(0.01)
+        child = int(told.read_text())
+        assert limits.usage(child)[0] > 0
+    finally:
+        parent.kill()
+        parent.wait()
+    end = time.monotonic() + 20
+    while limits.usage(child)[0] and time.monotonic() < end:
+        time.sleep(0.01)
+    assert limits.usage(child)[0] == 0
+
+
+@pytest.mark.parametrize("line", ["no json\n", "[1]\n", '{"progress": "much"}\n'])
+def test_a_child_that_talks_nonsense_is_told_as_such(tmp_path: Path, line: str) -> None:
+    """What a taken-over child writes into its pipe is an error of ours and never a fault of the parent."""
+    with pytest.raises(WeighbridgeError) as caught:
+        run(tmp_path, "babble", line=line)
+    assert "did not answer" in caught.value.what

@@ -26,6 +26,9 @@ from weighbridge_testlib.peft_families import EVERY, FAMILIES, REFUSED
 _ORACLE = "weighbridge_testlib.peft_family_oracle"
 _QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all merges of both sides
+WIDE = ("loha", "ia3-conv1d")
+"""Cases that are merged to fp32, too."""
+
 _LIB = str(Path(__file__).parent / "lib")
 
 
@@ -112,6 +115,13 @@ def _finish(place: Path, seen: Look, told: dict[str, Any], held: Held) -> None:
         )
     )
     (stage / "out").rename(place / "merged")
+    if place.name in WIDE:
+        wide = look(sorted(place.glob("adapter?")), place / "base", dtype="fp32", weigh=False)
+        computed = outside.settle(merging.plan_of(wide), stage, told["result"], held)
+        (stage / job.PLAN).write_bytes(msgspec.msgpack.encode(computed.plan))
+        (stage / job.BUNDLE).write_bytes(msgspec.msgpack.encode(wide.bundle))
+        assert job.run({"stage": str(stage), "plan": "wide", "workers": 2}, lambda _: None)["proof"]["passed"]
+        (stage / "out").rename(place / "wide")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -135,6 +145,14 @@ def test_the_result_is_peft_s_merge_in_fp32_rounded_once(families: Path, name: s
     assert told["proof"]["tensors_copied"] == len(base) - len(changed)
     assert told["still"] == []
     assert told["fidelity"]["cosine"] > 0.9
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_in_fp32_nothing_is_rounded(families: Path, name: str) -> None:
+    """A result in fp32 holds the numbers that PEFT computed, bit by bit, and its config says so."""
+    ours, theirs = merging.tensors(families / name / "wide"), merging.tensors(families / name / "peft")
+    assert merging.differing(ours, theirs) == {}
+    assert json.loads((families / name / "wide" / "config.json").read_text())["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -5,6 +5,7 @@ Run as a module it is an old kernel: calls that are named are refused, and then 
     python -m weighbridge_testlib.canary TASK REQUEST POLICY CALL=ERRNO ...
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -148,9 +149,19 @@ def crowd(request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
     return {}
 
 
-def sleep(_request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
-    """Never come back."""
+def sleep(request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
+    """Say who we are, where that is asked, and never come back."""
+    if "tell" in request:
+        Path(request["tell"]).write_text(str(os.getpid()))
     time.sleep(60)
+    return {}
+
+
+def babble(request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
+    """Write a line to every pipe there is, as if it were an answer."""
+    for descriptor in range(1, 20):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, request["line"].encode())
     return {}
 
 
