@@ -40,7 +40,7 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     torch.set_num_threads(request["workers"])
     torch.set_grad_enabled(mode=False)
     view, home = Path(request["view"]), Path(request["home"])
-    model = _loaded(view / BASE)
+    model, unread = _loaded(view / BASE)
     before = digests(model)
     tell(sum(p.numel() * p.element_size() for p in model.parameters()))
     inputs = _inputs(model)
@@ -60,6 +60,13 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
             why=f"tensors that only one of them has: {', '.join(odd[:4])}",
         )
     changed = sorted(name for name, digest in after.items() if before[name] != digest)
+    random = sorted(unread.intersection(changed))
+    if random:
+        raise errors.RefusedError(
+            "transformers cannot load the base",
+            why=f"it finds no value for {', '.join(random[:4])} in the base's files, which the adapter is for",
+            fix="save the base again with the transformers that is installed, then merge",
+        )
     written = {name: tensor for name, tensor in merged.state_dict().items() if name in set(changed)}
     tell(sum(tensor.numel() * tensor.element_size() for tensor in written.values()))
     if written:
@@ -77,7 +84,8 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     }
 
 
-def _loaded(folder: Path) -> Any:
+def _loaded(folder: Path) -> tuple[Any, frozenset[str]]:
+    """Return the base in fp32, and the tensors of the model that its files did not give a value to."""
     config = _transformers.PretrainedConfig.get_config_dict(str(folder))[0]
     names = config.get("architectures") or []
     kind: Any = getattr(_transformers, str(names[0]), None) if names else None
@@ -97,7 +105,7 @@ def _loaded(folder: Path) -> Any:
     wrong = [*told.get("mismatched_keys", ()), *told.get("error_msgs", ())]
     if wrong:
         raise errors.RefusedError("transformers cannot load the base", why=str(wrong[0])[:500])
-    return model.eval()
+    return model.eval(), frozenset(told.get("missing_keys", ()))
 
 
 def _adapted(model: Any, folders: Sequence[Path]) -> Any:

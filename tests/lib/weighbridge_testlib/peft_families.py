@@ -101,6 +101,7 @@ REFUSED: dict[str, tuple[Family, str]] = {
     "a tensor is strange": (Family("IA3Config", _on("q_proj", feedforward_modules=[]), twist="strange"), "takes"),
     "another shape": (Family("HRAConfig", _on(r=4), twist="shape"), "size mismatch"),
     "an unknown model": (Family("LoKrConfig", _on(r=4), twist="unknown"), "never run"),
+    "names transformers does not find": (Family("LoHaConfig", _on(r=4), twist="renamed"), "finds no value"),
     "another layer": (Family("LoHaConfig", _on("q_proj", r=4), twist="targets"), "takes"),
 }
 """What the child or its parent refuses, with some of the words."""

@@ -89,6 +89,13 @@ def _twist(place: Path, twist: str) -> None:
         tensors[first] = tensors[first][:-1].clone()
     elif twist == "targets":
         tensors |= {name.replace("q_proj", "k_proj"): tensor.clone() for name, tensor in tensors.items()}
+    elif twist == "renamed":
+        shards = sorted((place / "base").glob("*.safetensors*"))
+        every = {name: tensor for path in shards if path.suffix != ".json" for name, tensor in load_file(path).items()}
+        for path in shards:
+            path.unlink()
+        renamed = {name.replace("model.", "model.text_model.", 1): tensor for name, tensor in every.items()}
+        save_file(renamed, place / "base" / "model.safetensors", {"format": "pt"})
     elif twist == "unknown":
         path = place / "base" / "config.json"
         stated = json.loads(path.read_text())
