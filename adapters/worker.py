@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -64,10 +64,18 @@ def run(
     return _result(answers, code, said)
 
 
+class Ended(NamedTuple):
+    """A jailed child that came back: its result, what of the jail held, and the most memory of its own, in bytes."""
+
+    result: dict[str, Any]
+    held: Held
+    peak: int
+
+
 def jailed(
     task: str, request: Mapping[str, Any], policy: Policy, *, nice: int = 10, progress: Tell | None = None
-) -> tuple[dict[str, Any], Held]:
-    """Run `module:function` in a child process inside a jail; return its result and what of the jail held.
+) -> Ended:
+    """Run `module:function` in a child process inside a jail.
 
     The folders that may be written exist. Raises what `run` raises, JailedError where the task wanted what the jail
     forbids, LimitError where it was ended for what it used.
@@ -88,8 +96,7 @@ def jailed(
     stopped = watch.verdict or limits.over_time(code, policy)
     if stopped is not None:
         raise stopped
-    result = _result(answers, code, said)
-    return result, Held(**answers["held"])
+    return Ended(_result(answers, code, said), Held(**answers["held"]), watch.peak)
 
 
 def _started(command: list[str], environ: Mapping[str, str], home: Path | None) -> "subprocess.Popen[bytes]":
@@ -129,7 +136,7 @@ def _talked(
                 if progress is not None:
                     progress(int(event["progress"]))
             else:
-                answers |= event
+                answers = event | answers  # the first word counts: that of what holds came before any input
     except BaseException:
         if watch is not None:
             watch.stop()

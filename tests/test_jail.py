@@ -48,9 +48,9 @@ def policy(tmp_path: Path, **changes: Any) -> Policy:
 
 def run(tmp_path: Path, task: str, changes: dict[str, Any] | None = None, **request: Any) -> dict[str, Any]:
     """Run a task of the canary inside a jail."""
-    result, held = worker.jailed(f"{HERE}:{task}", request, policy(tmp_path, **(changes or {})))
-    assert held == jail.able()
-    return result
+    ended = worker.jailed(f"{HERE}:{task}", request, policy(tmp_path, **(changes or {})))
+    assert ended.held == jail.able()
+    return ended.result
 
 
 def test_a_task_that_behaves_runs_with_threads_and_progress(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_task_that_behaves_runs_with_threads_and_progress(tmp_path: Path) -> N
     rules = policy(tmp_path)
     (tmp_path / "in" / "words").write_text("hello")
     request = {"read": str(tmp_path / "in" / "words"), "write": str(tmp_path / "stage" / "out")}
-    result, held = worker.jailed(f"{HERE}:behave", request, rules, progress=moved.append)
+    result, held, _ = worker.jailed(f"{HERE}:behave", request, rules, progress=moved.append)
     assert result == {"words": "hello", "threads": [1], "cwd": str(tmp_path / "stage"), "group": True}
     assert (held, moved) == (jail.able(), [8 << 20])
     assert (tmp_path / "stage" / "out").read_text() == "hello"

@@ -80,7 +80,7 @@ def _merge(folder: Path) -> None:
     )
     os.environ["PYTHONPATH"], kept = _LIB, os.environ.get("PYTHONPATH", "")
     try:
-        told, held = worker.jailed(
+        told, held, _ = worker.jailed(
             f"{_ORACLE}:many", {"requests": {name: order.request for name, order in orders.items()}}, policy
         )
     finally:
@@ -201,6 +201,7 @@ def test_a_merge_by_peft_looks_like_any_other(tmp_path: Path, monkeypatch: pytes
     assert (facts["peft_type"], facts["proof"]["passed"], facts["proof"]["tensors_changed"]) == ("IA3", True, 2)
     assert facts["jail"] == jail.able()._asdict()
     assert facts["behaviour"]["error"] < 1e-5
+    assert 0 < facts["memory_peak"] < facts["memory_bytes"]
     assert facts["formula"].startswith(f"round(merge_and_unload() of PEFT {facts['merged_by']['peft']})")
     listed = {file["path"] for file in told["files"]}
     assert {path.name for path in (tmp_path / "out").iterdir()} == listed | {"merge.json"}
@@ -262,6 +263,27 @@ def test_what_peft_would_merge_wrong_is_refused_from_the_headers(
     assert seen.planned is None
 
 
+def test_what_a_config_could_make_a_library_do_does_not_reach_it(tmp_path: Path) -> None:
+    """Modules to import, code to load, kernels to fetch and a quantizer are left out of what the child reads."""
+    acts = {
+        "auto_map": {"AutoModel": "evil.Model"},
+        "attn_implementation": "somebody/kernel",
+        "quantization_config": {},
+    }
+    seen = pair(tmp_path, scales(*_Q), acts, **_IA3, megatron_config={"a": 1}, megatron_core="antigravity")
+    (tmp_path / "stage").mkdir()
+    configs = Configs(tmp_path / "base" / "config.json", (tmp_path / "adapter" / "adapter_config.json",))
+    outside.ordered(merging.plan_of(seen), tmp_path / "stage", needed=1, configs=configs)
+    view = tmp_path / "stage" / "view"
+    texts = [path.read_text() for path in sorted(view.rglob("*.json"))]
+    assert len(texts) == 2
+    assert not any(word in text for text in texts for word in ("evil", "somebody", "antigravity", "quantization"))
+    assert json.loads(texts[1])["hidden_size"] == 16
+    assert {path.name for path in view.rglob("*") if path.is_symlink()} == {
+        "model.safetensors", "adapter_model.safetensors",
+    }  # fmt: skip
+
+
 def test_several_adapters_are_not_given_to_peft_unless_dora_is_among_them(tmp_path: Path) -> None:
     """Types of PEFT's own layers are merged one at a time, with the advice how."""
     pair(tmp_path, scales(*_Q), {}, **_IA3)
@@ -283,7 +305,7 @@ def test_a_merge_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
     identity = start.plan_identity(merging.plan_of(seen), seen.bundle)
     stage = tmp_path / f".out.merge-{identity[:12]}"
     (stage / "home").mkdir(parents=True)
-    (stage / "computed.json").write_text(json.dumps({"told": ANSWER, "held": jail.able()._asdict()}))
+    (stage / "computed.json").write_text(json.dumps({"told": ANSWER, "held": jail.able()._asdict(), "peak": 1}))
     with pytest.raises(RefusedError) as caught:
         start.merge(seen, tmp_path / "out")
     assert caught.value.data["findings"][0].code == "merge-changes-nothing"

@@ -41,6 +41,14 @@ _BEHAVIOUR: Final = 1e-2
 _NOISE: Final = 1e-4
 """The share of the outputs that single precision may lose on its way through the layers."""
 
+_ACTS: Final = frozenset(
+    {
+        "auto_map", "auto_mapping", "megatron_config", "megatron_core", "quantization_config", "attn_implementation",
+        "_attn_implementation", "_attn_implementation_internal", "use_kernels",
+    }
+)  # fmt: skip
+"""Fields of configs that make a library import a module, run code of the folder, fetch a kernel or quantize."""
+
 _QUIET: Final = (
     ("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("HF_HUB_DISABLE_TELEMETRY", "1"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("TOKENIZERS_PARALLELISM", "false"), ("CUDA_VISIBLE_DEVICES", ""),
@@ -257,12 +265,13 @@ def compute(plan: Plan, stage: Path, *, needed: int, configs: Configs, progress:
     record = stage / "computed.json"
     if not record.exists():
         order = ordered(plan, stage, needed=needed, configs=configs)
-        told, held = worker.jailed(TASK, order.request, order.policy, progress=progress)
+        ended = worker.jailed(TASK, order.request, order.policy, progress=progress)
         for path in sorted((stage / "home" / "computed").glob("*")):
             _sync(path)
-        _write(record, {"told": told, "held": held._asdict()})
-    told = json.loads(record.read_bytes())
-    return settle(plan, stage, told["told"], jail.Held(**told["held"]))
+        _write(record, {"told": ended.result, "held": ended.held._asdict(), "peak": ended.peak})
+    kept = json.loads(record.read_bytes())
+    computed = settle(plan, stage, kept["told"], jail.Held(**kept["held"]))
+    return computed._replace(facts=computed.facts | {"memory_peak": kept["peak"]})
 
 
 def ordered(plan: Plan, stage: Path, *, needed: int, configs: Configs) -> Order:
@@ -291,7 +300,7 @@ def _show(plan: Plan, view: Path, configs: Configs) -> None:
     """Lay links to exactly the files that were judged, under the names loaders look for."""
     base = view / "base"
     base.mkdir()
-    (base / layout.MODEL_CONFIG).write_bytes(configs.base.read_bytes())
+    _copy_config(configs.base, base / layout.MODEL_CONFIG)
     ours = plan.sources[: plan.base_files]
     weight_map: dict[str, str] = {}
     for number, one in enumerate(ours, 1):
@@ -305,7 +314,13 @@ def _show(plan: Plan, view: Path, configs: Configs) -> None:
         adapter = view / f"adapter{number}"
         adapter.mkdir()
         (adapter / layout.ADAPTER_WEIGHTS).symlink_to(one.path)
-        (adapter / layout.ADAPTER_CONFIG).write_bytes(config.read_bytes())
+        _copy_config(config, adapter / layout.ADAPTER_CONFIG)
+
+
+def _copy_config(source: Path, target: Path) -> None:
+    """Copy a config without the fields that make a library do more than compute."""
+    config = json.loads(source.read_bytes())
+    target.write_text(json.dumps({name: value for name, value in config.items() if name not in _ACTS}))
 
 
 def _sync(path: Path) -> None:

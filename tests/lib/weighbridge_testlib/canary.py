@@ -184,7 +184,7 @@ def main(task: str, request: str, policy: str, *refused: str) -> int:
             lines += [(0x15, 0, 1, numbers[name]), answer]
     assert seccomp.install([*lines, (0x06, 0, 0, 0x7FFF0000)])
     try:
-        result, held = worker.jailed(
+        result, held, _ = worker.jailed(
             f"{HERE}:{task}", json.loads(request), msgspec.json.decode(policy.encode(), type=Policy)
         )
     except WeighbridgeError as error:
