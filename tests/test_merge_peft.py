@@ -19,6 +19,7 @@ from weighbridge.adapters.merge import job, outside, preview, start
 from weighbridge.adapters.merge.outside import Configs
 from weighbridge.adapters.merge.preview import Look, look
 from weighbridge.registry.errors import RefusedError, WeighbridgeError, describe
+from weighbridge.registry.manifest import parse
 from weighbridge_testlib import builders, merging
 from weighbridge_testlib.desk import Desk, conforms
 from weighbridge_testlib.peft_families import EVERY, FAMILIES, REFUSED
@@ -195,7 +196,7 @@ def test_a_merge_by_peft_looks_like_any_other(tmp_path: Path, monkeypatch: pytes
     """The command merges in the jail and gives a whole model folder with proof and record, and takes it up again."""
     desk = Desk(tmp_path, monkeypatch)
     pair(tmp_path, scales(*_Q), {"shards": 2}, **_IA3)
-    words = ("merge", "adapter", "--base", "base", "--to", "out", "--json")
+    words = ("merge", "adapter", "--base", "base", "--to", "out", "--name", "tuned", "--json")
     told = conforms(desk.ok(*words).json, "merge")
     facts = told["facts"]
     assert (facts["peft_type"], facts["proof"]["passed"], facts["proof"]["tensors_changed"]) == ("IA3", True, 2)
@@ -212,7 +213,12 @@ def test_a_merge_by_peft_looks_like_any_other(tmp_path: Path, monkeypatch: pytes
         right = (values.astype("f4") * np.float32(factor)).astype(merging.KINDS["BF16"]).astype("f8")
         assert np.array_equal(ours[name], right)
     assert conforms(desk.ok("inspect", "out", "--json").json, "inspect")["outcome"] == "accept"
-    assert desk.ok(*words).json["joined"] is True
+    assert told["ref"] == "tuned-merged-bf16@v1"
+    stored = parse((desk.root / "models" / "tuned-merged-bf16" / "v1" / "manifest.json").read_bytes()).facts
+    assert (stored.kind, stored.adapter.peft_type if stored.adapter else None) == ("merged", "IA3")
+    assert "merge-proven" in {one.code for one in stored.findings}
+    again = desk.ok(*words).json
+    assert (again["joined"], again["ref"]) == (True, told["ref"])
     assert not [path for path in tmp_path.iterdir() if ".merge-" in path.name]
 
 
