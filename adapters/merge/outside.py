@@ -117,14 +117,20 @@ class _Onto(NamedTuple):
 def _adapter(adapter: Adapter, onto: _Onto) -> None:
     prefix = keys.parameter_prefix(str(adapter.config.get("peft_type") or "").upper())
     modules: set[str] = set()
+    shared = False  # something hangs on the model itself, for all layers
     for name, origin in adapter.whole.items():
         key = keys.parse(name, prefix)
         inner = _inner(key, prefix)
-        if inner is None:
+        if inner is None and key.module.endswith(".base_layer") and key.tail != "bias":
+            target = onto.names.find(f"{_bare(key.module)}.{key.tail}").name
+            onto.placed.copies += [(target, origin)] if target is not None else []
+        elif inner is None:
             _whole(key, origin, onto)
-        elif key.prefixed and inner:  # what all layers share hangs on the model itself
+        elif key.prefixed and inner:
             modules.add(_bare(inner))
-    if not modules and not onto.placed.computed:  # one vector for all layers
+        else:
+            shared = True
+    if shared and not modules:
         modules = _targets(onto.base, adapter.config)
     for module in sorted(modules):
         _module(module, onto)
@@ -157,15 +163,11 @@ def _bare(module: str) -> str:
 def _module(module: str, onto: _Onto) -> None:
     base, names, placed, subject = onto
     found = names.find(f"{module}.weight")
-    tied = base.tied and base.head is None
-    if tied and (found.name == base.embedding or (found.name is None and module.rpartition(".")[2] in HEADS)):
-        placed.refuse(
-            "merge-ambiguous",
-            subject,
-            f"{module} shares its tensor with the other end of the model, and PEFT would change both",
-            "train without it, or serve the adapter beside its base",
-            mergeable=False,
-        )
+    head = _tied_head(base, f"{module}.weight") if found.name is None else None
+    if head is not None:
+        assert base.embedding is not None
+        placed.new[head] = base.embedding
+        placed.computed.add(head)
     elif found.name is None:
         near = names.nearest(f"{module}.weight")
         placed.refuse(
@@ -184,12 +186,26 @@ def _module(module: str, onto: _Onto) -> None:
             placed.computed.add(bias)
 
 
+def _tied_head(base: Base, name: str) -> str | None:
+    """Return the name a head gets that shares the embedding's tensor so far, None where `name` is no such head."""
+    module, _, leaf = name.rpartition(".")
+    if not base.tied or base.embedding is None or base.head is not None or leaf != "weight":
+        return None
+    last = module.rpartition(".")[2]
+    prefix = "language_model." if base.embedding.startswith("language_model.") else ""
+    return f"{prefix}{last}.weight" if last in HEADS else None
+
+
 def _whole(key: keys.Key, origin: Origin, onto: _Onto) -> None:
     base, names, placed, subject = onto
     module = _bare(key.module.replace(".modules_to_save", ""))
     name = f"{module}.{key.tail}" if module else key.tail
     found = names.find(name).name
-    if found is None or (base.tied and base.head is None and found == base.embedding):
+    head = _tied_head(base, name) if found is None else None
+    if head is not None and base.embedding is not None and base.places[base.embedding].shape == origin.shape:
+        placed.new[head] = base.embedding
+        placed.computed.add(head)
+    elif found is None or (base.tied and base.head is None and found == base.embedding):
         placed.refuse(
             "merge-tensor-unused",
             subject,
@@ -281,6 +297,7 @@ def ordered(plan: Plan, stage: Path, *, needed: int, configs: Configs) -> Order:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
     _show(plan, view, configs)
+    unties = _unties(plan)
     workers = max(1, len(os.sched_getaffinity(0)))
     seconds = 3600 + sum(one.size for one in plan.sources) // (2 << 20)
     policy = Policy(
@@ -292,7 +309,13 @@ def ordered(plan: Plan, stage: Path, *, needed: int, configs: Configs) -> Order:
         workers=workers,
         variables=_QUIET,
     )
-    request = {"view": str(view), "home": str(home), "adapters": len(configs.adapters), "workers": workers}
+    request = {
+        "view": str(view),
+        "home": str(home),
+        "adapters": len(configs.adapters),
+        "workers": workers,
+        "untied": unties,
+    }
     return Order(request, policy)
 
 
@@ -300,13 +323,13 @@ def _show(plan: Plan, view: Path, configs: Configs) -> None:
     """Lay links to exactly the files that were judged, under the names loaders look for."""
     base = view / "base"
     base.mkdir()
-    _copy_config(configs.base, base / layout.MODEL_CONFIG)
+    _copy_config(configs.base, base / layout.MODEL_CONFIG, untied=_unties(plan))
     ours = plan.sources[: plan.base_files]
     weight_map: dict[str, str] = {}
     for number, one in enumerate(ours, 1):
         name = "model.safetensors" if len(ours) == 1 else f"model-{number:05}-of-{len(ours):05}.safetensors"
         (base / name).symlink_to(one.path)
-        weight_map |= dict.fromkeys((s.name for s in plan.steps if s.origin.file == number - 1), name)
+        weight_map |= dict.fromkeys((s.name for s in plan.steps if _is_stored(s, number - 1)), name)
     if len(ours) > 1:
         index = {"metadata": {}, "weight_map": weight_map}
         (base / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -317,9 +340,23 @@ def _show(plan: Plan, view: Path, configs: Configs) -> None:
         _copy_config(config, adapter / layout.ADAPTER_CONFIG)
 
 
-def _copy_config(source: Path, target: Path) -> None:
-    """Copy a config without the fields that make a library do more than compute."""
+def _is_stored(step: Step, file: int) -> bool:
+    """Return whether a file of the base holds the tensor of a step: a head that was tied has none of its own."""
+    return step.origin.file == file and step.origin.name == step.name
+
+
+def _unties(plan: Plan) -> bool:
+    """Return whether embedding and head, one tensor in the base, are two in the result."""
+    return any(step.origin.name != step.name for step in plan.steps)
+
+
+def _copy_config(source: Path, target: Path, *, untied: bool = False) -> None:
+    """Copy a config without the fields that make a library do more than compute; `untied` parts embedding and head."""
     config = json.loads(source.read_bytes())
+    if untied:
+        for part in (config, config.get("text_config")):
+            if isinstance(part, dict):
+                part["tie_word_embeddings"] = False
     target.write_text(json.dumps({name: value for name, value in config.items() if name not in _ACTS}))
 
 

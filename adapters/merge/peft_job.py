@@ -41,6 +41,8 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     torch.set_grad_enabled(mode=False)
     view, home = Path(request["view"]), Path(request["home"])
     model, unread = _loaded(view / BASE)
+    if request["untied"]:
+        unread -= _part(model)
     before = digests(model)
     tell(sum(p.numel() * p.element_size() for p in model.parameters()))
     inputs = _inputs(model)
@@ -106,6 +108,19 @@ def _loaded(folder: Path) -> tuple[Any, frozenset[str]]:
     if wrong:
         raise errors.RefusedError("transformers cannot load the base", why=str(wrong[0])[:500])
     return model.eval(), frozenset(told.get("missing_keys", ()))
+
+
+def _part(model: Any) -> frozenset[str]:
+    """Give the head, which was loaded apart from the embedding, the embedding's values; return its tensors' names."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight.shape != embedding.weight.shape or head.weight is embedding.weight:
+        raise errors.RefusedError(
+            "embedding and head of this model cannot part",
+            why="transformers holds them as one tensor, and the adapter changes one of them",
+            fix="serve the adapter beside its base",
+        )
+    head.weight.copy_(embedding.weight)
+    return frozenset(name for name, parameter in model.named_parameters() if parameter is head.weight)
 
 
 def _adapted(model: Any, folders: Sequence[Path]) -> Any:

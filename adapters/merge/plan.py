@@ -89,7 +89,7 @@ def _settle_heads(
     embedding = base.embedding
     if not base.tied or embedding is None or base.head is not None:
         return
-    changed = embedding in placed.factors or embedding in placed.whole
+    changed = embedding in placed.factors or embedding in placed.whole or embedding in placed.computed
     if changed and not placed.new and not placed.kept_tied and not _stays_tied(adapters, placed, embedding):
         prefix = "language_model." if embedding.startswith("language_model.") else ""
         placed.new[f"{prefix}lm_head.weight"] = embedding

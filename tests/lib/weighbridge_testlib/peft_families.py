@@ -18,6 +18,8 @@ class Family(NamedTuple):
     inner: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType({})
     twist: str = ""
     adapters: int = 1
+    untied: bool = False
+    """PEFT's own merge would change both ends of a tied pair: it is asked for on a model whose ends were parted."""
 
 
 def _on(*targets: str, **fields: Any) -> dict[str, Any]:
@@ -92,6 +94,16 @@ FAMILIES: dict[str, Family] = {
     "loha-vision": Family("LoHaConfig", _on("q_proj", "fc1", r=4), "vit"),
     "lokr-experts": Family("LoKrConfig", _on("q_proj", "v_proj", r=4), "mixtral"),
     "loha-convolution": Family("LoHaConfig", _on("convolution", r=4), "resnet"),
+    "loha-tied-head": Family("LoHaConfig", _on("q_proj", "lm_head", r=4), "qwen2", untied=True),
+    "doras-tied-embedding": Family(
+        "LoraConfig", _on("q_proj", "embed_tokens", r=4, use_dora=True), "qwen2", adapters=2, untied=True
+    ),
+    "oft-tied-saved-head": Family(
+        "OFTConfig", _on("q_proj", r=0, oft_block_size=4, modules_to_save=["lm_head"]), "qwen2", untied=True
+    ),
+    "unilora-saved-head": Family(
+        "UniLoraConfig", _on("query", r=4, theta_d_length=64, modules_to_save=["classifier"]), "bert"
+    ),
     "hra-seq2seq": Family("HRAConfig", _on("q", "wi", r=4), "t5"),
 }
 """What is merged right: the bits of PEFT's merge in fp32, rounded once."""

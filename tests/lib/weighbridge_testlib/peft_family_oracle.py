@@ -42,9 +42,14 @@ def _config(family: Family) -> Any:
     return getattr(_peft, family.kind)(**family.fields, **inner)
 
 
-def _loaded(folder: Path) -> Any:
+def _loaded(folder: Path, *, untied: bool = False) -> Any:
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
-    return getattr(_transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+    kind = getattr(_transformers, name)
+    if not untied:
+        return kind.from_pretrained(folder, dtype=torch.float32).eval()
+    parted = kind.from_pretrained(folder, dtype=torch.float32, tie_word_embeddings=False).eval()
+    parted.get_output_embeddings().weight.data = parted.get_input_embeddings().weight.data.clone()
+    return parted
 
 
 def _stirred(adapted: Any) -> None:
@@ -68,7 +73,8 @@ def build(place: Path, family: Family) -> None:
     if family.twist:
         _twist(place, family.twist)
         return
-    loaded = _peft.PeftModel.from_pretrained(_loaded(place / "base"), folders[0], adapter_name="0")
+    parted = _loaded(place / "base", untied=family.untied)
+    loaded = _peft.PeftModel.from_pretrained(parted, folders[0], adapter_name="0")
     for number, folder in enumerate(folders[1:], 1):
         loaded.load_adapter(str(folder), adapter_name=str(number))
     if folders[1:]:
