@@ -1,7 +1,7 @@
 """The child process for heavy work: exec'ed, told its task by a pipe, ended with its parent, bounded in memory.
 
-    parent -> child   one line: {"task": "module:function", "request": {...}, "memory": bytes, "nice": n}
-    child -> parent   lines: {"progress": bytes}, then {"result": {...}} or {"error": {...}}
+    parent -> child   one line: {"task": "module:function", "request": {...}, "memory": bytes, "nice": n, "jail": {...}}
+    child -> parent   lines: {"held": {...}} of a jail, {"progress": bytes}, then {"result": {...}} or {"error": {...}}
 
 The pipe from the parent stays open as long as the parent wants the work: when it closes, however that came about, the
 child ends itself. It also asks the kernel to be ended with its parent. Secrets of the parent's environment do not pass.
@@ -9,6 +9,7 @@ child ends itself. It also asks the kernel to be ended with its parent. Secrets 
 
 import contextlib
 import ctypes
+import errno
 import importlib
 import json
 import os
@@ -18,8 +19,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from weighbridge.adapters import jail, limits
+from weighbridge.adapters.jail import Held, Policy
 from weighbridge.registry import errors
 
 Tell = Callable[[int], None]
@@ -33,6 +39,7 @@ _PYTHON: Final = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 _DEATH_SIGNAL: Final = 1
 _LINE_LIMIT: Final = 64 << 20
 _TELL_EVERY: Final = 8 << 20
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
 
 
 def run(
@@ -51,46 +58,120 @@ def run(
     """
     environ = {name: os.environ[name] for name in (*_PASSED, *_PYTHON) if name in os.environ}
     environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    message = json.dumps(
-        {"task": task, "request": dict(request), "memory": memory, "nice": nice, "parent": os.getpid()}
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-m", "weighbridge.adapters.worker"],
+    message = {"task": task, "request": dict(request), "memory": memory, "nice": nice, "parent": os.getpid()}
+    child = _started([sys.executable, "-m", "weighbridge.adapters.worker"], environ, None)
+    answers, code, said = _talked(child, message, progress)
+    return _result(answers, code, said)
+
+
+class Ended(NamedTuple):
+    """A jailed child that came back: its result, what of the jail held, and the most memory of its own, in bytes."""
+
+    result: dict[str, Any]
+    held: Held
+    peak: int
+
+
+def jailed(
+    task: str, request: Mapping[str, Any], policy: Policy, *, nice: int = 10, progress: Tell | None = None
+) -> Ended:
+    """Run `module:function` in a child process inside a jail.
+
+    The folders that may be written exist. Raises what `run` raises, JailedError where the task wanted what the jail
+    forbids, LimitError where it was ended for what it used.
+    """
+    home = Path(policy.writes[0])
+    command = [sys.executable, "-P", "-m", "weighbridge.adapters.worker"]
+    child = _started(command, jail.environment(policy, os.environ), home)
+    watch = limits.Watch(child.pid, policy)
+    message = {
+        "task": task,
+        "request": dict(request),
+        "memory": None,
+        "nice": nice,
+        "parent": os.getpid(),
+        "jail": msgspec.to_builtins(policy),
+    }
+    answers, code, said = _talked(child, message, progress, watch)
+    stopped = watch.verdict or limits.over_time(code, policy)
+    if stopped is not None:
+        raise stopped
+    return Ended(_result(answers, code, said), Held(**answers["held"]), watch.peak)
+
+
+def _started(command: list[str], environ: Mapping[str, str], home: Path | None) -> "subprocess.Popen[bytes]":
+    """Start a child; one with a home of its own leads a process group of its own."""
+    return subprocess.Popen(
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environ,
+        cwd=home,
+        process_group=None if home is None else 0,
         close_fds=True,
     )
+
+
+def _talked(
+    child: "subprocess.Popen[bytes]",
+    message: Mapping[str, Any],
+    progress: Tell | None,
+    watch: limits.Watch | None = None,
+) -> tuple[dict[str, Any], int, bytes]:
+    """Give a child its task; return what it answered, its exit code and what it said on stderr."""
     assert child.stdin is not None
     assert child.stdout is not None
     said: list[bytes] = []
     listener = threading.Thread(target=_listen, args=(child, said), daemon=True)
     listener.start()
-    answer: dict[str, Any] | None = None
+    answers: dict[str, Any] = {}
     try:
         with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(message.encode() + b"\n")
+            child.stdin.write(json.dumps(message).encode() + b"\n")
             child.stdin.flush()
-        for line in child.stdout:
-            event = json.loads(line)
+        while line := child.stdout.readline(_LINE_LIMIT):
+            event = _event(line)
             if "progress" in event:
                 if progress is not None:
-                    progress(event["progress"])
+                    progress(int(event["progress"]))
             else:
-                answer = event
+                answers = event | answers  # the first word counts: that of what holds came before any input
+    except BaseException:
+        if watch is not None:
+            watch.stop()
+        raise
     finally:
         with contextlib.suppress(BrokenPipeError):
             child.stdin.close()
+        if watch is not None:
+            watch.wait()
         code = child.wait()
         listener.join(1.0)
         child.stdout.close()
-    if answer is not None and "result" in answer:
-        result: dict[str, Any] = answer["result"]
+    return answers, code, b"".join(said)
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """Return what a child told in one line; one that reads hostile files may tell anything."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict) or not isinstance(event.get("progress", 0), int):
+        raise errors.WeighbridgeError(
+            "the child process did not answer as it should", why="it told something that is no message of ours"
+        )
+    return event
+
+
+def _result(answers: Mapping[str, Any], code: int, said: bytes) -> dict[str, Any]:
+    if "result" in answers:
+        result: dict[str, Any] = answers["result"]
         return result
-    if answer is not None:
-        raise _error(answer["error"])
-    raise _ended(code, b"".join(said))
+    if "error" in answers:
+        raise _error(answers["error"])
+    raise _ended(code, said)
 
 
 def _listen(child: "subprocess.Popen[bytes]", said: list[bytes]) -> None:
@@ -133,6 +214,10 @@ def main() -> int:
         return 0
     message = json.loads(told)
     _end_with(message["parent"])
+    confined = message.get("jail") is not None
+    if confined:  # before there is a second thread, which would stay outside
+        held = jail.enter(msgspec.convert(message["jail"], Policy))
+        answers.write(json.dumps({"held": held._asdict()}).encode() + b"\n")
     threading.Thread(target=_end_when_closed, daemon=True).start()
     os.nice(message["nice"])
     if message["memory"] is not None:
@@ -144,6 +229,10 @@ def main() -> int:
         answer = {"result": task(message["request"], _Teller(answers))}
     except errors.WeighbridgeError as error:
         answer = {"error": errors.describe(error)}
+    except OSError as error:
+        if not confined or error.errno not in _FORBIDDEN:
+            raise
+        answer = {"error": errors.describe(_forbidden(error))}
     except MemoryError:
         bound = message["memory"]
         answer = {
@@ -153,6 +242,15 @@ def main() -> int:
         }
     answers.write(json.dumps(answer, default=str).encode() + b"\n")
     return 0
+
+
+def _forbidden(error: OSError) -> errors.JailedError:
+    where = f"{error.filename}: " if error.filename else ""
+    return errors.JailedError(
+        "the child process wanted what its jail forbids",
+        why=f"{where}{error.strerror or error}",
+        fix="do not use the input, unless you know why it asks for this",
+    )
 
 
 class _Teller:

@@ -12,6 +12,7 @@
         ForeignBytesError               a version's folder holds bytes that its manifest does not list
         StageDamagedError               a staged copy is not what was hashed: stage again
         RefusedError                    a check blocks this artifact
+        JailedError                     a child process wanted what its jail forbids
         FeedDamagedError                the team's feed has a hole or a damaged object
       UnreachableError               6  a remote gives no answer; trying again can help
         RetryableError                  it answered "not now"
@@ -29,6 +30,7 @@
       NotFinishedError               8  wait: the work is not done yet
       DiskFullError                  1  a disk has too little room, or would fall under its reserve
       StorageFullError               1  a remote has no room left, or its plan allows no more
+      LimitError                     1  a child process reached a limit and was ended
       BugError                       1  nobody foresaw this: a fault in weighbridge itself
 
 This module is on the start-up path of `registry ls`: it imports nothing.
@@ -119,6 +121,12 @@ class RefusedError(IntegrityError):
     """A check blocks this artifact; `data["findings"]` lists why."""
 
     code = "refused"
+
+
+class JailedError(IntegrityError):
+    """A child process wanted a file, a network or a process that its jail forbids; nothing of it was used."""
+
+    code = "jailed"
 
 
 class FeedDamagedError(IntegrityError):
@@ -224,6 +232,12 @@ class StorageFullError(WeighbridgeError):
     """A remote has no room left, or its plan allows no more; somebody has to free or buy some."""
 
     code = "remote-full"
+
+
+class LimitError(WeighbridgeError):
+    """A child process used more memory, time or threads than it may and was ended; `data["limit"]` says which."""
+
+    code = "limit-reached"
 
 
 class BugError(WeighbridgeError):

@@ -237,6 +237,8 @@ CODES: Final[dict[str, Code]] = {
     "merge-changes-nothing": Code("block", "the merged model would equal the base", integrity=True),
     "merge-not-finite": Code("block", "the merge gives values that cannot be stored", integrity=True),
     "merge-unproven": Code("block", "the written model is not what base and adapter add up to", integrity=True),
+    "merge-memory-short": Code("block", "the memory of this machine does not hold what the merge needs"),
+    "jail-weak": Code("warn", "the kernel cannot confine the child process that reads untrusted files as it should"),
     "merge-proven": Code("note", "copies and changed elements of a merged model were read again and proven"),
     # what the daemon finds (daemon/)
     "publish-refused": Code("block", "a step of the publication was refused; the message says by whom", integrity=True),

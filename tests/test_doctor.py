@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from weighbridge.adapters import jail
 from weighbridge.config.load import load
 from weighbridge.config.settings import Settings
 from weighbridge.registry.cli import context
@@ -342,13 +343,14 @@ def test_extras_matter_only_where_a_rule_needs_them(tmp_path: Path, monkeypatch:
     assert merging["extra-merge"].fix == "pip install 'weighbridge[merge]'"
 
 
-def test_landlock_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's answer decides; without Landlock there is a warning."""
-    assert machine.landlock_version() >= 0
-    monkeypatch.setattr(machine, "landlock_version", lambda: 0)
-    assert [check.status for check in machine.landlock()] == [WARN]
-    monkeypatch.setattr(machine, "landlock_version", lambda: 4)
-    assert [check.status for check in machine.landlock()] == [OK]
+def test_what_the_jail_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's answer decides; what it cannot hold is a warning in one sentence."""
+    assert [check.name for check in machine.jailed()] == ["jail"]
+    monkeypatch.setattr(jail, "able", lambda: jail.Held(0, True))
+    (check,) = machine.jailed()
+    assert (check.status, "no Landlock" in check.message) == (WARN, True)
+    monkeypatch.setattr(jail, "able", lambda: jail.Held(4, True))
+    assert [check.status for check in machine.jailed()] == [OK]
 
 
 def test_an_old_sqlite_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,18 +61,16 @@ def matrices(module: str, rows: int, columns: int, rank: int = 4) -> dict[str, b
         ({"init_lora_weights": "olora"}, "merge-base-changed", "olora"),
         ({"init_lora_weights": "corda"}, "merge-base-changed", "corda"),
         ({"init_lora_weights": "loftq"}, "merge-base-changed", "loftq"),
-        ({"peft_type": "LOHA"}, "merge-not-streamed", "LOHA"),
-        ({"peft_type": "IA3"}, "merge-not-streamed", "IA3"),
-        ({"kasa_config": {"beta": 1}}, "merge-not-streamed", "KaSA"),
+        ({"peft_type": "LILY"}, "merge-impossible", "LILY"),
+        ({"peft_type": "SOMETHING_NEW"}, "merge-not-streamed", "SOMETHING_NEW"),
+        ({"enable_lora": [True, False]}, "merge-not-streamed", "merged-linear"),
     ],
 )
 def test_what_an_adapter_is_can_forbid_the_merge(tmp_path: Path, config: dict[str, Any], code: str, words: str) -> None:
     """Types and options that no weights can stand for, or that this version does not merge, are refused by name."""
     pair(tmp_path, **config)
-    if config.get("peft_type") in {"PROMPT_TUNING", "LOHA", "IA3"}:
-        name = {"PROMPT_TUNING": "prompt_embeddings", "LOHA": f"{Q0}.hada_w1_a", "IA3": f"{Q0}.ia3_l"}[
-            config["peft_type"]
-        ]
+    if config.get("peft_type") in {"PROMPT_TUNING", "LILY"}:
+        name = {"PROMPT_TUNING": "prompt_embeddings", "LILY": f"{Q0}.lily_A"}[config["peft_type"]]
         builders.write_safetensors(tmp_path / "adapter" / "adapter_model.safetensors", {name: ("F32", (4, 16), 0.5)})
     one = found(tmp_path, code)
     assert words in one.message

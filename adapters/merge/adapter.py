@@ -10,7 +10,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +24,7 @@ from weighbridge.registry.types import Finding
 STREAMED: Final = frozenset({"LORA", "TRAINABLE_TOKENS"})
 """Types whose merge is written block by block."""
 
-_NOT_WEIGHTS: Final = frozenset({"ADAPTION_PROMPT", "CARTRIDGE", "POLY", "SHADOW", "XLORA", "MIXED"})
+_NOT_WEIGHTS: Final = frozenset({"ADAPTION_PROMPT", "CARTRIDGE", "LILY", "POLY", "SHADOW", "XLORA", "MIXED"})
 """Types that compute something no set of weights can stand for, besides those that learn a prompt."""
 
 _CHANGES_BASE: Final = re.compile(r"pissa(?:_niter_[0-9]+)?|olora|corda|loftq|lora_ga", re.IGNORECASE)
@@ -33,12 +33,12 @@ _ROUTED: Final = {
     "arrow_config": "Arrow chooses between adapters for every token",
     "use_qalora": "QALoRA pools the input of its layers",
 }
-_OTHER_PRODUCTS: Final = {
-    "kasa_config": "KaSA",
-    "use_bdlora": "BD-LoRA",
-    "monteclora_config": "MonteCLoRA",
-    "enable_lora": "the old merged-linear layout",
-}
+_OTHER_PRODUCTS: Final = {"kasa_config": "KaSA", "use_bdlora": "BD-LoRA", "monteclora_config": "MonteCLoRA"}
+"""Options of LoRA with a product of their own, which PEFT's layers know."""
+
+_LEGACY: Final = {"enable_lora": "the old merged-linear layout"}
+"""Options that PEFT has dropped."""
+
 _WRAPPERS: Final = re.compile(r"\.(?:base_layer|modules_to_save(?:\.[^.]+)?|token_adapter|original_module)(?=\.|$)")
 
 
@@ -90,12 +90,21 @@ def read(folder: Path, weights: str, header: Header, config: Mapping[str, Any], 
     peft_type = str(config.get("peft_type") or "").upper()
     prefix = "lora_" if peft_type == "TRAINABLE_TOKENS" else keys.parameter_prefix(peft_type)
     found = Adapter(str(folder / weights), config, {}, {}, {}, {}, len(header.tensors))
-    for tensor in header.tensors.values():
-        origin = Origin(
-            file=file, at=header.data_start + tensor.begin, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name
-        )
-        _sort_in(found, keys.parse(tensor.name, prefix), origin)
+    for name, origin in _origins(header, file).items():
+        _sort_in(found, keys.parse(name, prefix), origin)
     return found
+
+
+def unsorted(folder: Path, weights: str, header: Header, config: Mapping[str, Any], file: int) -> Adapter:
+    """Return an adapter that PEFT itself will read: all its tensors are whole ones, by their keys in the file."""
+    return Adapter(str(folder / weights), config, {}, _origins(header, file), {}, {}, len(header.tensors))
+
+
+def _origins(header: Header, file: int) -> dict[str, Origin]:
+    return {
+        one.name: Origin(file=file, at=header.data_start + one.begin, dtype=one.dtype, shape=one.shape, name=one.name)
+        for one in header.tensors.values()
+    }
 
 
 def _sort_in(found: Adapter, key: keys.Key, origin: Origin) -> None:
@@ -166,6 +175,22 @@ def token_indices(config: Mapping[str, Any], module: str) -> list[int] | None:
     return value
 
 
+def needs_peft(config: Mapping[str, Any]) -> str | None:
+    """Return what in a config only the layers of PEFT itself can merge, None where blocks of rows suffice."""
+    peft_type = str(config.get("peft_type") or "").upper()
+    if peft_type not in STREAMED:
+        return peft_type
+    return next((name for field, name in _OTHER_PRODUCTS.items() if config.get(field)), None)
+
+
+def by_peft(configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether PEFT itself makes this merge: a type of its layers, or DoRA among several adapters.
+
+    DoRA scales what base and matrices add up to, so that with another adapter there is no sum to be rounded once.
+    """
+    return any(map(needs_peft, configs)) or (len(configs) > 1 and any(one.get("use_dora") for one in configs))
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -176,14 +201,13 @@ def refusals(config: Mapping[str, Any], subject: str) -> list[Finding]:
     kind = KINDS.get(peft_type)
     if peft_type in _NOT_WEIGHTS or (kind is not None and kind.prompt):
         return [_impossible(subject, f"{peft_type} is not expressible as weights: it acts beside them")]
-    if peft_type not in STREAMED:
-        known = "needs the layers of PEFT itself" if kind is not None else "is not known here"
+    if kind is None:
         return [
             findings.finding(
                 "merge-not-streamed",
                 subject,
-                f"{peft_type or 'an adapter without a type'} {known}; this version merges LoRA and its variants",
-                "merge it with PEFT (merge_and_unload) and publish the result",
+                f"{peft_type or 'an adapter without a type'} is not known here: neither we nor PEFT can merge it",
+                "merge it with the tool it was trained with, and publish the result",
                 peft_type=peft_type or None,
             )
         ]
@@ -212,17 +236,32 @@ def refusals(config: Mapping[str, Any], subject: str) -> list[Finding]:
                 mergeable=False,
             )
         )
-    for field, name in _OTHER_PRODUCTS.items():
+    for field, name in _LEGACY.items():
         if config.get(field):
             found.append(
                 findings.finding(
                     "merge-not-streamed",
                     subject,
-                    f"{name} ({field}) multiplies its matrices in another way; this version does not merge it",
-                    "merge it with PEFT (merge_and_unload) and publish the result",
+                    f"{name} ({field}) multiplies its matrices in another way, which today's PEFT does not know",
+                    "merge it with the PEFT it was trained with, and publish the result",
                 )
             )
     return found
+
+
+def alone(config: Mapping[str, Any], subject: str) -> list[Finding]:
+    """Return why an adapter cannot be summed with others before the one rounding."""
+    name = needs_peft(config)
+    if name is None:
+        return []
+    return [
+        findings.finding(
+            "merge-not-streamed",
+            subject,
+            f"{name} is merged by PEFT itself, one adapter at a time, and not summed with others",
+            "merge the adapters one after the other, with --dtype fp32 until the last",
+        )
+    ]
 
 
 def _impossible(subject: str, why: str) -> Finding:

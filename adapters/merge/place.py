@@ -35,6 +35,8 @@ class Placed:
     new: dict[str, str] = field(default_factory=dict)
     """Tensors the base does not hold: a head that was tied, by the tensor it starts from."""
     mismatch: dict[str, list[list[int]]] = field(default_factory=dict)
+    computed: set[str] = field(default_factory=set)
+    """Tensors whose values come from PEFT's own merge."""
     found: list[Finding] = field(default_factory=list)
     kept_tied: bool = False
     """Embedding and head change together and stay one tensor."""
@@ -360,11 +362,4 @@ def place(base: Base, adapters: Mapping[str, Adapter]) -> Placed:
     names = Names(base.places)
     for subject, adapter in adapters.items():
         Placing(base, adapter, names, placed, subject).run()
-    if len(adapters) > 1 and placed.magnitudes:
-        placed.refuse(
-            "merge-not-streamed",
-            next(iter(adapters)),
-            "DoRA scales what the base and its own matrices add up to; summed with another adapter it means nothing",
-            "merge the adapters one after the other",
-        )
     return placed

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from weighbridge.adapters.formats.safetensors import BITS, product
 from weighbridge.adapters.merge.adapter import Adapter, computable
 from weighbridge.adapters.merge.base import EMBEDDINGS, Base
-from weighbridge.adapters.merge.place import Placed, place
+from weighbridge.adapters.merge.place import Placed
 from weighbridge.adapters.merge.values import DTYPES, WIDTH, Origin, OutFile, Plan, Source, Step
 from weighbridge.adapters.whole import some
 from weighbridge.registry import findings
@@ -35,13 +35,19 @@ class Planned(NamedTuple):
 
 
 def make(
-    base: Base, adapters: Mapping[str, Adapter], sources: tuple[Source, ...], dtype: str | None, subject: str
+    base: Base,
+    adapters: Mapping[str, Adapter],
+    placed: Placed,
+    sources: tuple[Source, ...],
+    *,
+    dtype: str | None,
+    subject: str,
 ) -> Planned:
-    """Return the plan of a merge; `adapters` by their subjects, `sources` the base's files and then theirs.
+    """Return the plan of a merge; `adapters` by their subjects, `placed` is where they land on the base.
 
+    `sources` are the base's files and then the adapters'.
     `dtype` is a name of DTYPES, None keeps every tensor's own; `subject` is the base's config.
     """
-    placed = place(base, adapters)
     found = list(placed.found)
     facts: dict[str, Any] = {}
     if placed.mismatch:
@@ -50,7 +56,7 @@ def make(
     _settle_heads(base, adapters, placed, found, subject)
     vocabulary = _vocabulary(base, placed, found, facts, subject)
     found += [_both(name) for name in sorted(placed.factors.keys() & placed.whole.keys())]
-    for name in [*placed.factors, *placed.rows, *placed.terms, *placed.whole]:
+    for name in [*placed.factors, *placed.rows, *placed.terms, *placed.whole, *sorted(placed.computed)]:
         origin = placed.whole.get(name) or base.places[placed.new.get(name, name)]
         if not computable(base.places[placed.new.get(name, name)]) or not computable(origin):
             found.append(_not_a_number(name, origin))
@@ -58,7 +64,7 @@ def make(
     if untied:
         facts["must_untie"] = True
         found.append(_untied(base, sorted(placed.new), subject))
-    touched = {*placed.factors, *placed.rows, *placed.terms, *placed.whole} - placed.new.keys()
+    touched = {*placed.factors, *placed.rows, *placed.terms, *placed.whole, *placed.computed} - placed.new.keys()
     facts["changed_tensors"] = sorted(touched)
     if any(f.severity == "block" for f in found):
         return Planned(None, facts, found)
@@ -83,7 +89,7 @@ def _settle_heads(
     embedding = base.embedding
     if not base.tied or embedding is None or base.head is not None:
         return
-    changed = embedding in placed.factors or embedding in placed.whole
+    changed = embedding in placed.factors or embedding in placed.whole or embedding in placed.computed
     if changed and not placed.new and not placed.kept_tied and not _stays_tied(adapters, placed, embedding):
         prefix = "language_model." if embedding.startswith("language_model.") else ""
         placed.new[f"{prefix}lm_head.weight"] = embedding
@@ -208,6 +214,7 @@ def _step(name: str, base: Base, placed: Placed, wanted: str | None, main: str |
         rows=placed.rows.get(name),
         term=placed.terms.get(name),
         replaced=whole is not None,
+        computed=name in placed.computed,
         columns=placed.columns.get(name, 0),
     )
 

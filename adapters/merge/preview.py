@@ -3,7 +3,7 @@
 Headers are read, configs, the values of the adapter, and of the base what the adapter holds a copy of.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,13 +13,15 @@ from weighbridge.adapters import layout, license, listing  # noqa: A004 - the mo
 from weighbridge.adapters.formats import safetensors
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact, Inspection
+from weighbridge.adapters.memory import available
 from weighbridge.adapters.merge import adapter as adapters_of
 from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge import bundle as bundles
-from weighbridge.adapters.merge import estimate, identity
+from weighbridge.adapters.merge import estimate, identity, outside
 from weighbridge.adapters.merge import plan as plans
 from weighbridge.adapters.merge.adapter import Adapter
 from weighbridge.adapters.merge.base import Base
+from weighbridge.adapters.merge.place import place
 from weighbridge.adapters.merge.plan import Planned
 from weighbridge.adapters.merge.values import Bundle, Source
 from weighbridge.adapters.plan import JudgedFile, role_of
@@ -125,7 +127,9 @@ def _planned(
     """Plan the merge where both sides can be read."""
     configs = [_config(one) for one in parts]
     for number, config in enumerate(configs):
-        found += adapters_of.refusals(config, _subject(number, parts, layout.ADAPTER_CONFIG))
+        subject = _subject(number, parts, layout.ADAPTER_CONFIG)
+        found += adapters_of.refusals(config, subject)
+        found += adapters_of.alone(config, subject) if len(parts) > 1 else []
     root = Path(judged.root)
     model = bases.read(root)
     beside = Place(Reader(listing.read_tree(root)), ".").table("quantize_config.json") if model is not None else None
@@ -135,16 +139,20 @@ def _planned(
     found += bases.refusals(model, beside, f"base/{layout.MODEL_CONFIG}")
     if any(f.code.startswith("merge-") and f.severity == "block" for f in found):
         return _answer(parts, judged, facts, found)
+    by_peft = adapters_of.by_peft(configs)
+    reading = adapters_of.unsorted if by_peft else adapters_of.read
     read: dict[str, Adapter] = {}
     sources: list[Source] = list(model.sources)
     for number, (one, config) in enumerate(zip(parts, configs, strict=True)):
         subject = _subject(number, parts, layout.ADAPTER_WEIGHTS)
-        loaded = _read(one, config, len(sources), subject)
+        loaded = _read(one, config, len(sources), subject, reading)
         if isinstance(loaded, Finding):
             return _answer(parts, judged, facts, [*found, loaded])
         read[subject] = loaded[0]
         sources.append(loaded[1])
-    planned = plans.make(model, read, tuple(sources), dtype, f"base/{layout.MODEL_CONFIG}")
+    subject = f"base/{layout.MODEL_CONFIG}"
+    placed = outside.place(model, read) if by_peft else place(model, read)
+    planned = plans.make(model, read, placed, tuple(sources), dtype=dtype, subject=subject)
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
@@ -154,6 +162,10 @@ def _planned(
     made, more = bundles.make(model, planned, bundles.folder(judged), [bundles.folder(one) for one in parts])
     facts |= made.facts
     found += more
+    if by_peft:
+        facts["memory_bytes"] = outside.need(model, configs, planned.plan)
+        lacking = outside.short(facts["memory_bytes"], available())
+        found += [lacking] if lacking is not None else []
     if weigh and not any(f.severity == "block" for f in found):
         found += _lost(model, planned, dtype, facts)
     return _answer(parts, judged, facts, found, planned=planned, made=made)
@@ -283,7 +295,9 @@ def _config(one: Artifact) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _read(one: Artifact, config: dict[str, Any], file: int, subject: str) -> tuple[Adapter, Source] | Finding:
+def _read(
+    one: Artifact, config: dict[str, Any], file: int, subject: str, reading: Callable[..., Adapter]
+) -> tuple[Adapter, Source] | Finding:
     """Return an adapter and its weights file as a source, or why it cannot be read."""
     prefix = "" if one.relative == "." else one.relative + "/"
     weights = [f.path.removeprefix(prefix) for f in one.files if f.role == "weights" and f.publish]
@@ -297,7 +311,7 @@ def _read(one: Artifact, config: dict[str, Any], file: int, subject: str) -> tup
         )
     path = Path(one.sources.get(prefix + named, str(Path(one.root) / named)))
     try:
-        loaded = adapters_of.read(Path(one.root), named, safetensors.read(path), config, file)
+        loaded = reading(Path(one.root), named, safetensors.read(path), config, file)
     except ValueError as error:
         return findings.finding(
             "merge-ambiguous", subject, f"{error}: the file holds several adapters", "save each one on its own"

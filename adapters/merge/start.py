@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from weighbridge import __version__
-from weighbridge.adapters import worker
+from weighbridge.adapters import layout, worker
 from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.merge import outside
 from weighbridge.adapters.merge.preview import COSINE, Look, update_lost
 from weighbridge.adapters.merge.values import Bundle, Plan
 from weighbridge.registry import errors, findings
@@ -74,6 +75,8 @@ def merge(
         _room(target.parent, stage, plan)
         stage.mkdir(exist_ok=True)
     with _held(stage):
+        computed = _computed(look, plan, stage, unchanged=unchanged, progress=progress)
+        plan = computed.plan if computed is not None else plan
         with speaking(f"{stage} cannot be written"):
             (stage / "plan.msgpack").write_bytes(msgspec.msgpack.encode(plan))
             (stage / "bundle.msgpack").write_bytes(msgspec.msgpack.encode(bundle))
@@ -83,7 +86,11 @@ def merge(
             memory=_MEMORY + 4 * sum(source.size for source in plan.sources[plan.base_files :]),
             progress=progress,
         )
+        if computed is not None:
+            result |= {"computed": computed.facts, "formula": _by_peft(computed.facts["merged_by"])}
+            result["fidelity"]["tensors_unchanged"] += computed.still
         found = [*look.findings, *_judged(result, stage, plan, unchanged=unchanged)]
+        found += computed.findings if computed is not None else []
         facts = {**look.facts, **_facts(result)}
         record = _record(look, identity, result, found)
         out = stage / "out"
@@ -94,6 +101,31 @@ def merge(
             sync_folder(target.parent)
     shutil.rmtree(stage, ignore_errors=True)
     return Merged(path=str(target), plan=identity, files=result["files"], facts=facts, findings=found)
+
+
+def _computed(
+    look: Look, plan: Plan, stage: Path, *, unchanged: bool, progress: Callable[[int], None] | None
+) -> outside.Computed | None:
+    """Have PEFT compute what only it can; None where the plan needs nothing of that. Raises what `compute` raises."""
+    if not any(step.computed for step in plan.steps):
+        return None
+    assert look.base is not None
+    configs = outside.Configs(
+        Path(look.base.root) / layout.MODEL_CONFIG,
+        tuple(Path(one.root) / layout.ADAPTER_CONFIG for one in look.adapters),
+    )
+    with speaking(f"{stage} cannot be written"):
+        computed = outside.compute(
+            plan, stage, needed=int(look.facts["memory_bytes"]), configs=configs, progress=progress
+        )
+    if not unchanged and not any(step.touched for step in computed.plan.steps):
+        shutil.rmtree(stage, ignore_errors=True)
+        raise _nothing(len(computed.still), "fp32")
+    return computed
+
+
+def _by_peft(versions: Mapping[str, Any]) -> str:
+    return f"round(merge_and_unload() of PEFT {versions['peft']}), in fp32, rounded once"
 
 
 def plan_identity(plan: Plan, bundle: Bundle) -> str:
@@ -166,7 +198,7 @@ def _room(parent: Path, stage: Path, plan: Plan) -> None:
     have = 0
     if (stage / "out").is_dir():
         have = sum(f.stat().st_blocks * 512 for f in (stage / "out").rglob("*") if f.is_file())
-    need = plan.size + _MARGIN - have
+    need = plan.size + sum(4 * step.origin.count for step in plan.steps if step.computed) + _MARGIN - have
     free = free_bytes(parent)
     if free < need:
         raise errors.DiskFullError(
@@ -216,21 +248,13 @@ def _judged(result: dict[str, Any], stage: Path, plan: Plan, *, unchanged: bool)
         raise errors.RefusedError(
             "the written model failed its proof", why=f"{failed.message}; it lies apart in {apart}", findings=[failed]
         )
-    looked_at = [step.name for step in plan.steps if step.factors]
-    still = fidelity["tensors_unchanged"]
-    others = any(step.touched and not step.factors for step in plan.steps)
+    looked_at = [step.name for step in plan.steps if step.factors or step.computed]
+    still = [name for name in fidelity["tensors_unchanged"] if name in looked_at]
+    others = any(step.touched and not (step.factors or step.computed) for step in plan.steps)
     if looked_at and len(still) == len(looked_at) and not others and not unchanged:
         shutil.rmtree(stage / "out", ignore_errors=True)
         (stage / "journal.jsonl").unlink(missing_ok=True)
-        nothing = findings.finding(
-            "merge-changes-nothing",
-            "adapter",
-            f"all {len(still)} tensors the adapter touches are the base's, bit for bit, in {result['dtype']}",
-            "merge with --dtype fp32; an adapter whose lora_B is zero has nothing to merge",
-            unchanged_share=1.0,
-        )
-        raise errors.RefusedError("the merged model would equal the base", why=nothing.message, fix=nothing.fix,
-                                  findings=[nothing])  # fmt: skip
+        raise _nothing(len(still), result["dtype"])
     seen = inspect(stage / "out")
     broken = [f for f in seen.findings if f.severity == "block"]
     if broken:
@@ -253,6 +277,19 @@ def _judged(result: dict[str, Any], stage: Path, plan: Plan, *, unchanged: bool)
     return found
 
 
+def _nothing(count: int, dtype: str) -> errors.RefusedError:
+    nothing = findings.finding(
+        "merge-changes-nothing",
+        "adapter",
+        f"all {count} tensors the adapter touches are the base's, bit for bit, in {dtype}",
+        "merge with --dtype fp32; an adapter whose lora_B is zero has nothing to merge",
+        unchanged_share=1.0,
+    )
+    return errors.RefusedError(
+        "the merged model would equal the base", why=nothing.message, fix=nothing.fix, findings=[nothing]
+    )
+
+
 def _quarantine(stage: Path) -> Path:
     """Set a result that failed apart, so that the next try begins anew."""
     apart = stage.with_name(stage.name + "-failed")
@@ -271,6 +308,7 @@ def _facts(result: dict[str, Any]) -> dict[str, Any]:
         "formula": result["formula"],
         "written_dtype": result["dtype"],
         "kept_files": result["kept"],
+        **result.get("computed", {}),
     }
     if fidelity["unchanged_share"] is not None:
         facts |= {"unchanged_share": fidelity["unchanged_share"], "update_cosine": fidelity["cosine"]}

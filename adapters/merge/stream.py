@@ -92,7 +92,7 @@ def byte_count(origin: Origin) -> int:
 
 def every(plan: Plan) -> int:
     """Return the distance of the blocks that are looked at."""
-    touched = sum(byte_count(step.origin) for step in plan.steps if step.factors)
+    touched = sum(byte_count(step.origin) for step in plan.steps if step.factors or step.computed)
     return 1 if touched <= SMALL else EVERY
 
 
@@ -154,14 +154,14 @@ def _change(step: Step, files: Files, sink: _Sink, room: Room, look: int) -> Tal
     norms = column_norms(it, files, room) if step.magnitude is not None and step.magnitude.columns else None
     rows, columns = step.matrix
     width = max(block.dtype_of(step.origin.dtype).itemsize, block.dtype_of(step.dtype).itemsize)
-    tally = Tally() if step.factors else None
+    tally = Tally() if step.factors or step.computed else None
     size = block.block_rows(columns, width)
     for number, (start, stop) in enumerate(block.spans(rows, size)):
         raw = files.rows(step.origin, columns, start, stop, room)
         values = room.take("values", raw.shape, it.wide)
         np.copyto(values, raw, casting="unsafe")
         looked = tally is not None and (number % look == 0 or not tally.changed)
-        before = values.copy() if looked else None
+        before = _before(step, values, files, (start, stop), room) if looked else None
         new = block.apply(it, values, start, stop, room=room, norms=norms)
         out = block.rounded(new, step.dtype, room)
         sink.put(out)
@@ -173,6 +173,13 @@ def _change(step: Step, files: Files, sink: _Sink, room: Room, look: int) -> Tal
         elif bool(np.any(after != before)):
             tally.changed = True
     return tally
+
+
+def _before(step: Step, values: Array, files: Files, span: tuple[int, int], room: Room) -> Array:
+    """Return the base's values of a block, in the arithmetic's dtype; the memory is the caller's."""
+    if not step.computed or step.base is None:
+        return values.copy()
+    return files.rows(step.base, values.shape[1], *span, room).astype(values.dtype)
 
 
 def column_norms(it: block.Prepared, files: Files, room: Room, wide: Any = None) -> Array:

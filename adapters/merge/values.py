@@ -85,18 +85,20 @@ class Step(Value, frozen=True):
     rows: Rows | None = None
     term: Term | None = None
     replaced: bool = False
+    computed: bool = False
+    """Its values come from PEFT's own merge: `origin` is the base's until they are there, `base` from then on."""
     columns: int = 0
     """Its width seen as a matrix, where that is not the product of all sides but the first: experts in one tensor."""
 
     @property
     def touched(self) -> bool:
         """The adapter changes it; a change of dtype alone does not count."""
-        return bool(self.factors or self.rows or self.term or self.replaced)
+        return bool(self.factors or self.rows or self.term or self.replaced or self.computed)
 
     @property
     def verbatim(self) -> bool:
         """Its bytes are those of its origin."""
-        return not (self.factors or self.rows or self.term) and self.origin.dtype == self.dtype
+        return not (self.factors or self.rows or self.term or self.computed) and self.origin.dtype == self.dtype
 
     @property
     def matrix(self) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def run(config: str | None, remote: str | None, *, write: bool) -> Iterator[Chec
         yield from guarded("watch", partial(folders.roots, settings, mountinfo))
         yield from guarded("daemon", partial(folders.daemon, settings))
         yield from guarded("inotify", machine.inotify)
-        yield from guarded("landlock", machine.landlock)
+        yield from guarded("jail", machine.jailed)
         yield from guarded("extras", partial(machine.extras, settings))
     every = dict(settings.remotes)
     if os.environ.get("WEIGHBRIDGE_REMOTE"):

@@ -33,6 +33,9 @@ from weighbridge.registry.types import (
     Value,
 )
 
+_OURS: Final = ("merge-", "jail-", "license-looser-than-base")
+"""Findings that a merge alone can have, and that stay with its version."""
+
 WORDS: Final = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}
 
 
@@ -96,7 +99,7 @@ def admit_merged(
         known = provenance.gather(root, run, sidecar.read(root), step=first.step, host=host)
         known = provenance.redact(known, keep_paths=policy.paths == "keep", declared_owner=sidecar.read(root).owner)
     told = [f for f in admission.findings if not f.code.startswith("license-") or f.severity == "block"]
-    told += [f for f in merged.findings if f.code.startswith("merge-") or f.code == "license-looser-than-base"]
+    told += [f for f in merged.findings if f.code.startswith(_OURS)]
     facts = msgspec.structs.replace(
         admission.facts,
         kind="merged",

@@ -1,6 +1,5 @@
 """Checks of the machine itself: interpreter, SQLite, PATH, extras, kernel."""
 
-import ctypes
 import os
 import platform
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from weighbridge import __version__
+from weighbridge.adapters import jail
 from weighbridge.config.settings import Settings
 from weighbridge.registry.cli.checks.check import FAIL, OK, WARN, Check
 
@@ -23,8 +23,6 @@ _INOTIFY: Final = "/proc/sys/fs/inotify/"
 _QUEUE_ENOUGH: Final = 65536
 _WATCHES_ENOUGH: Final = 65536
 _EVENTS_PER_FILE: Final = 6
-_LANDLOCK_CREATE_RULESET: Final = 444
-_LANDLOCK_VERSION_FLAG: Final = 1
 _EXTRAS: Final = {"merge": ("numpy", "ml_dtypes"), "torch": ("torch", "peft", "transformers")}
 
 
@@ -116,27 +114,18 @@ def _number(path: str) -> int | None:
         return None
 
 
-def landlock() -> Iterator[Check]:
+def jailed() -> Iterator[Check]:
     """Ask whether the kernel can jail, without root, the child processes that open untrusted files."""
-    version = landlock_version()
-    if version > 0:
-        yield Check(OK, "landlock", f"landlock ABI {version}: worker processes are jailed by the kernel")
-    else:
+    held = jail.able()
+    words = jail.finding(held)
+    if words is None:
         yield Check(
-            WARN,
-            "landlock",
-            "no landlock: worker processes lack one of their jails",
-            "use a kernel from 5.13 on with landlock in its lsm= list",
+            OK,
+            "jail",
+            f"landlock ABI {held.landlock} and a system call filter: child processes that need torch are jailed",
         )
-
-
-def landlock_version() -> int:
-    """Return the kernel's Landlock ABI, or 0 where there is none."""
-    if sys.platform != "linux":
-        return 0
-    libc = ctypes.CDLL(None, use_errno=True)
-    answer = libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION_FLAG)
-    return max(0, int(answer))
+    else:
+        yield Check(WARN, "jail", words.message, words.fix)
 
 
 def runtime(environ: Mapping[str, str]) -> Iterator[Check]:
