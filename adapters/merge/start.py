@@ -62,38 +62,102 @@ def merge(
     that holds something else or is being written, DiskFullError, and what the child process raises; then nothing is
     published, and the same call goes on with the files that were finished.
     """
+    begun = begin(look, target, workers=workers)
+    if isinstance(begun, Merged):
+        return begun
+    stage = Path(begun.stage)
+    with held(stage):
+        result = worker.run(TASK, begun.request, memory=begun.memory, progress=progress)
+        return _settle(look, Path(begun.target), stage, begun.plan, result, unchanged=unchanged)
+
+
+class Begun(Value, frozen=True):
+    """A merge that is ready to be carried out: its staging folder, and what the child process is told.
+
+    `memory` bounds the child's own data in bytes. Two begun in the same way are equal, so a second hand goes on.
+    """
+
+    stage: str
+    target: str
+    plan: str
+    request: dict[str, Any]
+    memory: int
+
+
+def begin(look: Look, target: Path, *, workers: int | None = None) -> Begun | Merged:
+    """Refuse, make room and write the plan down; or return the same merge where the target holds it already.
+
+    Raises what `merge` raises before the first byte.
+    """
     plan, bundle = _allowed(look)
     identity = plan_identity(plan, bundle)
     target = Path(os.path.abspath(target))  # noqa: PTH100 - a link on the way stays as it is named
     there = _already(target, identity)
     if there is not None:
         return there
-    stage = target.parent / f".{target.name}.merge-{identity[:12]}"
+    stage = _stage(target, identity)
     with speaking(f"{target} cannot be written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         _room(target.parent, stage, plan)
         stage.mkdir(exist_ok=True)
-    with _held(stage):
-        with speaking(f"{stage} cannot be written"):
-            (stage / "plan.msgpack").write_bytes(msgspec.msgpack.encode(plan))
-            (stage / "bundle.msgpack").write_bytes(msgspec.msgpack.encode(bundle))
-        result = worker.run(
-            TASK,
-            {"stage": str(stage), "plan": identity, "workers": workers or _workers(plan)},
-            memory=_MEMORY + 4 * sum(source.size for source in plan.sources[plan.base_files :]),
-            progress=progress,
+    with speaking(f"{stage} cannot be written"):
+        # The same bytes whoever writes them: a child that reads them meanwhile must not find half of them.
+        _replace(stage / "plan.msgpack", msgspec.msgpack.encode(plan))
+        _replace(stage / "bundle.msgpack", msgspec.msgpack.encode(bundle))
+    return Begun(
+        stage=str(stage),
+        target=str(target),
+        plan=identity,
+        request={"stage": str(stage), "plan": identity, "workers": workers or _workers(plan)},
+        memory=_MEMORY + 4 * sum(source.size for source in plan.sources[plan.base_files :]),
+    )
+
+
+def finish(look: Look, target: Path, result: dict[str, Any], *, unchanged: bool = False) -> Merged:
+    """Judge what a child process of `begin` wrote and publish the folder by one rename.
+
+    Raises what `merge` raises after the child, and SourceChangedError where `look` gives another plan by now.
+    """
+    plan, bundle = _allowed(look)
+    identity = plan_identity(plan, bundle)
+    target = Path(os.path.abspath(target))  # noqa: PTH100 - as above
+    there = _already(target, identity)
+    if there is not None:
+        return there
+    stage = _stage(target, identity)
+    if not (stage / "out").is_dir():
+        raise errors.SourceChangedError(
+            "the merge was made from something else",
+            why="adapter or base changed since it was begun",
+            fix="merge again",
         )
-        found = [*look.findings, *_judged(result, stage, plan, unchanged=unchanged)]
-        facts = {**look.facts, **_facts(result)}
-        record = _record(look, identity, result, found)
-        out = stage / "out"
-        with speaking(f"{target} cannot be written"):
-            _write(out / RECORD, record)
-            sync_folder(out)
-            out.rename(target)
-            sync_folder(target.parent)
+    with held(stage):
+        return _settle(look, target, stage, identity, result, unchanged=unchanged)
+
+
+def _settle(look: Look, target: Path, stage: Path, identity: str, result: dict[str, Any], *, unchanged: bool) -> Merged:
+    plan, _ = _allowed(look)
+    found = [*look.findings, *_judged(result, stage, plan, unchanged=unchanged)]
+    facts = {**look.facts, **_facts(result)}
+    record = _record(look, identity, result, found)
+    out = stage / "out"
+    with speaking(f"{target} cannot be written"):
+        _write(out / RECORD, record)
+        sync_folder(out)
+        out.rename(target)
+        sync_folder(target.parent)
     shutil.rmtree(stage, ignore_errors=True)
     return Merged(path=str(target), plan=identity, files=result["files"], facts=facts, findings=found)
+
+
+def _stage(target: Path, identity: str) -> Path:
+    return target.parent / f".{target.name}.merge-{identity[:12]}"
+
+
+def _replace(path: Path, body: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(body)
+    fresh.replace(path)
 
 
 def plan_identity(plan: Plan, bundle: Bundle) -> str:
@@ -179,7 +243,7 @@ def _room(parent: Path, stage: Path, plan: Plan) -> None:
 
 
 @contextmanager
-def _held(stage: Path) -> Iterator[None]:
+def held(stage: Path) -> Iterator[None]:
     """Hold the staging folder against others. Raises ConflictError when another process has it."""
     descriptor = os.open(stage / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
