@@ -92,13 +92,16 @@ class Merge(types.Value, frozen=True):
     @property
     def shown(self) -> str:
         """The state people are told: `waiting` while there is a time to wait for."""
-        return "waiting" if self.until is not None and self.state in {"wanted", "merged"} else self.state
+        return "waiting" if self.until is not None and self.state in _WAITING else self.state
 
     @property
     def findings_list(self) -> list[types.Finding]:
         """The findings as values."""
         return msgspec.json.decode(self.findings.encode(), type=list[types.Finding])
 
+
+_WAITING: Final = ("wanted", "submitting", "merged")
+"""States in which a time to wait for is a wait for something outside."""
 
 _COLUMNS: Final = tuple(Merge.__struct_fields__)
 

@@ -7,7 +7,6 @@ ends, a try is found again by its key, and whether it succeeded is told by the f
 result is a job like any other (`jobs.Runner`): staged, sealed, claimed under the derivation, uploaded, decided.
 """
 
-import hashlib
 import logging
 import random
 import shutil
@@ -15,27 +14,22 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from weighbridge.adapters.merge import batch, start
-from weighbridge.adapters.merge.preview import Look, look
 from weighbridge.config.settings import MergeSettings
-from weighbridge.daemon import bases
 from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
-from weighbridge.daemon.homes import Home, Homes
+from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobs import delay
 from weighbridge.daemon.jobstore import FRESH, JobStore
+from weighbridge.daemon.merge_sides import Sides, made_before, sides
 from weighbridge.daemon.mergestore import ACTIVE, CLOSED, Merge, MergeStore
 from weighbridge.daemon.records import encode
 from weighbridge.registry import control, errors, findings
-from weighbridge.registry.flow import claims, merged
-from weighbridge.registry.flow.merged import Parent
-from weighbridge.registry.flow.pull import checked_manifest, pull
-from weighbridge.registry.remotes import commits
+from weighbridge.registry.flow import merged
 from weighbridge.registry.types import Finding
 
 SCRATCH: Final = "merge"
@@ -52,14 +46,6 @@ KEPT: Final = 2 * 86_400.0
 
 _IDLE: Final = 60.0
 _log = logging.getLogger(__name__)
-
-
-class Sides(NamedTuple):
-    """Both sides of a merge, read again."""
-
-    seen: Look
-    adapter: Parent
-    base: Parent
 
 
 class Merging:
@@ -204,47 +190,53 @@ class Merging:
         kind = self._settings.executor
         if not self._executor(kind).room():
             return merge
-        sides = self.sides(merge)
+        both = self.sides(merge)
         name = merged.merged_name(merge.name, merge.dtype)
-        derivation = merged.derivation([sides.adapter], sides.base, merge.dtype)
+        derivation = merged.derivation([both.adapter], both.base, merge.dtype)
         known = {
-            "merged_name": name, "derivation": derivation, "base_ref": sides.base.ref,
-            "base_content": sides.base.content, "base_path": str(sides.seen.base.root) if sides.seen.base else None,
+            "merged_name": name, "derivation": derivation, "base_ref": both.base.ref,
+            "base_content": both.base.content, "base_path": str(both.seen.base.root) if both.seen.base else None,
         }  # fmt: skip
-        there = _made_before(self._homes.get(merge.home), name, derivation)
+        there = made_before(self._homes.get(merge.home), name, derivation)
         if there is not None:
             self._clear(merge)
             return self._store.advance(
                 merge, "done", event="merge joined", merged_n=there, reason=None, error=None, **known
             )
-        begun = start.begin(sides.seen, self.target(merge))
+        begun = start.begin(both.seen, self.target(merge), workers=self._executor(kind).workers)
         if isinstance(begun, start.Merged):
             return self._store.advance(merge, "merged", plan=begun.plan, **FRESH | known)
         fresh = msgspec.structs.replace(merge, plan=begun.plan, tries=merge.tries + 1)
         batch.write_request(fresh.key, begun)
         return self._store.advance(
             merge, "submitting", plan=begun.plan, stage=begun.stage, tries=fresh.tries, executor=kind, handle=None,
-            finished=batch.finished(Path(begun.stage)), **FRESH | known,
+            submitted_at=None, finished=batch.finished(Path(begun.stage)), **FRESH | known,
         )  # fmt: skip
 
     def _submit(self, merge: Merge) -> Merge | None:
         """Submit a try, unless it is found: we may have been killed right after we did."""
         if self._answer(merge) is not None:
-            return self._store.advance(merge, "running", event="merge begun", submitted_at=self._clock())
+            return self._store.advance(merge, "running", event="merge begun")
         executor, work = self._executor(merge.executor), self._work_of(merge)
         seen = executor.look(work)
         match seen:
+            case Absent() if merge.executor != self._settings.executor:
+                return self._store.advance(merge, "wanted", reason="merges are made elsewhere now", error=None)
             case Absent():
-                handle = executor.submit(work)
+                # From here on only Slurm can tell whether it was submitted.
+                noted = self._store.advance(merge, submitted_at=self._clock())
+                if noted is None:
+                    return None
+                merge, handle = noted, executor.submit(work)
             case Live(handle):
                 pass
-            case Unknown(why):
-                raise errors.UnreachableError("nobody knows whether the merge was begun", why=why)
+            case Unknown() if merge.submitted_at is None and merge.executor != self._settings.executor:
+                return self._store.advance(merge, "wanted", reason="merges are made elsewhere now", error=None)
+            case Unknown(why, fix):
+                raise errors.UnreachableError("the merge cannot be submitted", why=why, fix=fix)
             case Gone():
                 return self._ended(merge, seen)
-        return self._store.advance(
-            merge, "running", event="merge begun", handle=handle, submitted_at=self._clock(), **FRESH
-        )
+        return self._store.advance(merge, "running", event="merge begun", handle=handle, **FRESH)
 
     def _follow(self, merge: Merge) -> Merge | None:
         """Take what a try left; without an answer, ask whether it is worth waiting for one."""
@@ -267,13 +259,20 @@ class Merging:
         match seen:
             case Live(handle, why):
                 return self._store.advance(merge, handle=handle, reason=why, error=None)
-            case Unknown(why):
-                return self._store.advance(merge, reason=f"{why}; the merge is taken to go on")
+            case Unknown(why, fix):
+                told = f"{why}; the merge is taken to go on"
+                error = errors.describe(errors.UnreachableError(told, fix=fix)) if fix else None
+                described = msgspec.json.encode(error).decode() if error is not None else None
+                return self._store.advance(merge, reason=told, error=described)
             case Absent():
                 fair = merge.executor == "local"  # its process ended with the daemon
                 return self._again(merge, "it is not known any more and left no result", fair=fair)
             case Gone(why, "stop", fix):
                 return self._block(merge, findings.finding("merge-not-made", merge.ref, why, fix), why)
+            case Gone(why, "cancelled"):
+                return self._store.advance(
+                    merge, "cancelled", event="merge cancelled", was=merge.state, reason=why, until=None, error=None
+                )
             case Gone(why, _, fix, fair):
                 return self._again(merge, why, fix=fix, fair=fair)
 
@@ -286,19 +285,21 @@ class Merging:
             cure = fix or f"look at the log, then: registryd merges --retry {merge.ref}"
             found = findings.finding("merge-not-made", merge.ref, message, cure)
             return self._block(merge, found, message)
-        until = None if fair else self._clock() + delay(errors.WeighbridgeError(why), barren, random.random())  # noqa: S311 - jitter
+        until = None
+        if not fair or merge.executor != "local":
+            until = self._clock() + delay(errors.WeighbridgeError(why), barren, random.random())  # noqa: S311 - jitter
         return self._store.advance(
-            merge, "wanted", event="merge again", reason=why, barren=barren, until=until, handle=None
+            merge, "wanted", event="merge again", reason=why, barren=barren, until=until, handle=None, error=None
         )
 
     def _hand_over(self, merge: Merge) -> Merge | None:
         """Judge the result, give it its folder, and make it a job that publishes it."""
-        sides = self.sides(merge)
+        both = self.sides(merge)
         answer = self._answer(merge)
         target = self.target(merge)
         lost = False
         try:
-            done = start.finish(sides.seen, target, (answer.result if answer else None) or {})
+            done = start.finish(both.seen, target, (answer.result if answer else None) or {})
             lost = any(finding.code == "merge-update-lost" for finding in done.findings)
         except errors.RefusedError as error:
             lost = any(_code(f) == "merge-changes-nothing" for f in error.data.get("findings") or [])
@@ -332,33 +333,12 @@ class Merging:
     # -- its parts
 
     def sides(self, merge: Merge) -> Sides:
-        """Return both sides of a merge; the adapter is pulled, so that what is merged is what was published.
-
-        Raises NotFinishedError for a base that is not here, what a pull raises, WithdrawnError.
-        """
-        home = self._homes.get(merge.home)
-        manifest = checked_manifest(home.remote, merge.name, merge.n)
-        adapter = self._place(merge) / "adapter"
-        pull(home.remote, merge.name, merge.n, adapter)
-        facts = manifest.facts
-        want = bases.wanted(facts.base, Path(merge.path), adapter)
-        found = bases.find(
-            want, home, folders=self._settings.bases, caches=self._caches, scratch=self._scratch
+        """Return both sides of a merge; raises as `merge_sides.sides`."""
+        return sides(
+            merge, self._homes.get(merge.home), self._store,
+            adapter=self._place(merge) / "adapter", folders=self._settings.bases, caches=self._caches,
+            scratch=self._scratch,
         )  # fmt: skip
-        seen = look([adapter], found.path, dtype=merge.dtype, weigh=False)
-        one = Parent(ref=merge.ref, content=manifest.content, provenance=facts.provenance, base=facts.base)
-        content, ref = found.content, found.ref
-        if content is None and seen.base is not None and seen.planned is not None:
-            base = seen.base
-            content = self._store.content_of(str(found.path), _stamp(seen), lambda: merged.content_of(base))
-        if want.content is not None and content is not None and content != want.content:
-            raise errors.NotFinishedError(
-                f"the base in {found.path} is not the one the adapter belongs to",
-                why=f"its content is {content[:19]}, recorded was {want.content[:19]}",
-                fix="put the right one there, or name its folder in [merge] bases",
-            )
-        artifact = seen.base.artifact if seen.base is not None else "base"
-        return Sides(seen, one, Parent(ref=ref or facts.base.id or artifact, content=content or "sha256:"))
 
     def target(self, merge: Merge) -> Path:
         """Return the folder that will hold a merge's result."""
@@ -475,34 +455,6 @@ class Merging:
         cure = f"look at the log, then: registryd merges --retry {merge.ref}"
         found = findings.finding("job-quarantined", merge.ref, f"its merge failed {count} times: {reason}", cure)
         return self._block(merge, found, reason, quarantine=True)
-
-
-def _made_before(home: Home, name: str, derivation: str) -> int | None:
-    """Return the number under which the same merge was published before; that need not be made again.
-
-    On remotes that commit, the claim itself joins it. Raises NotFinishedError while somebody publishes it.
-    """
-    if commits.of(home.remote) is not None:
-        return None
-    for known in claims.read_all(home.remote, home.registry, name).values():
-        if known.derivation != derivation:
-            continue
-        claim, _ = claims.load(home.remote, name, known)
-        with suppress(errors.IntegrityError):
-            if claims.state(home.remote, claim)[0] == "committed":
-                return known.n
-    return None
-
-
-def _stamp(seen: Look) -> str:
-    """Return what changes with any write to the files of a base."""
-    digest = hashlib.sha256()
-    assert seen.base is not None
-    for file in sorted(seen.base.files, key=lambda f: f.path):
-        path = Path(seen.base.sources.get(file.path, str(Path(seen.base.root) / file.path)))
-        status = path.stat()
-        digest.update(f"{file.path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}\n".encode())
-    return digest.hexdigest()
 
 
 def _finer(merge: Merge) -> bool:

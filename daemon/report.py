@@ -178,7 +178,7 @@ def _merge_problems(merge: Merge) -> list[dict[str, Any]]:
     place = {"path": merge.path, "name": merge.name, "n": merge.n, "since": spelled(merge.updated_at)}
     if merge.state in {"blocked", "quarantined"}:
         return [_finding(f, **place, state=merge.state) for f in merge.findings_list]
-    if merge.until is None or merge.error is None:
+    if merge.error is None:
         return []
     fix = msgspec.json.decode(merge.error.encode()).get("fix")
     found = findings.finding("merge-waits", merge.ref, merge.reason or "it waits", fix)

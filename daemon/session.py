@@ -22,6 +22,7 @@ from weighbridge.daemon.control import ControlServer
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.drain import Drains
 from weighbridge.daemon.executors.local import LocalExecutor
+from weighbridge.daemon.executors.slurm import SlurmExecutor
 from weighbridge.daemon.folders import Folders
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.intake import STAGING, Intake
@@ -120,7 +121,8 @@ class Session:
             host=self._host, mountinfo=table, look=self._look, below=self._below, caches=hub_caches(self._environ),
         )  # fmt: skip
         self.merging = Merging(
-            self.merges, self.store, self.homes, settings.merge, {"local": self._local},
+            self.merges, self.store, self.homes, settings.merge,
+            {"local": self._local, "slurm": SlurmExecutor(settings.merge.slurm, self._environ)},
             scratch=(settings.merge.scratch or daemon.state / SCRATCH) / self._owner.daemon[:8],
             caches=hub_caches(self._environ), wake_workers=self._wake_workers,
         )  # fmt: skip

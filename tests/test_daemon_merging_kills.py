@@ -3,36 +3,18 @@
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from weighbridge.daemon.mergestore import Merge, MergeStore
 from weighbridge.registry import control
 from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.remotes.directory import open_directory
 from weighbridge_testlib import builders, merging
-from weighbridge_testlib.bench import Killed, dying
-from weighbridge_testlib.merge_bench import BASE, MergeBench
+from weighbridge_testlib.bench import dying
+from weighbridge_testlib.merge_bench import BASE, DyingStore, MergeBench
 from weighbridge_testlib.yard import Yard, until
 
 STATES = ("submitting", "running", "merged", "publishing", "done")
-
-
-class DyingStore(MergeStore):
-    """A store that dies right before or right after it has written that a merge reached a state."""
-
-    fatal: tuple[str, bool] | None = None
-
-    def advance(self, merge: Merge, state: str | None = None, *, event: str | None = None, **changes: Any) -> Any:
-        """Write a merge's next state, or die."""
-        now = self.fatal is not None and self.fatal[0] == state
-        if now and self.fatal == (state, False):
-            raise Killed
-        done = super().advance(merge, state, event=event, **changes)
-        if now:
-            raise Killed
-        return done
 
 
 @pytest.mark.parametrize("after", [False, True])

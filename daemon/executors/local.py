@@ -28,7 +28,8 @@ class _CancelledError(Exception):
 class LocalExecutor:
     """Runs one try at a time in a thread that waits for the child; `ended` is called when it is over."""
 
-    pause = 2.0
+    pause: float = 2.0
+    workers: int | None = None
 
     def __init__(self, ended: Callable[[], None] = lambda: None) -> None:
         self.ended = ended

@@ -31,11 +31,11 @@ class Live(NamedTuple):
 class Gone(NamedTuple):
     """It ended, or was forgotten. Without an answer: try `again`, or `stop` until somebody has mended the cause.
 
-    `fair` says that the try itself was not at fault, as when its node failed.
+    `cancelled`: somebody ended it on purpose. `fair`: the try itself was not at fault, as when its node failed.
     """
 
     why: str
-    do: Literal["again", "stop"]
+    do: Literal["again", "stop", "cancelled"]
     fix: str | None = None
     fair: bool = False
 
@@ -48,6 +48,7 @@ class Unknown(NamedTuple):
     """Nobody can tell at the moment: it is taken to go on."""
 
     why: str
+    fix: str | None = None
 
 
 Seen = Live | Gone | Absent | Unknown
@@ -59,6 +60,11 @@ class Executor(Protocol):
     @property
     def pause(self) -> float:
         """Seconds between two looks at the same try."""
+        ...
+
+    @property
+    def workers(self) -> int | None:
+        """Files that a try writes at once; None: by the processors here."""
         ...
 
     def room(self) -> bool:

@@ -12,10 +12,26 @@ from weighbridge.daemon.mergestore import Merge, MergeStore
 from weighbridge.daemon.merging import Merging
 from weighbridge.daemon.sequel import Merges
 from weighbridge_testlib import builders
-from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.bench import Bench, Killed
 from weighbridge_testlib.yard import until
 
 BASE = "example-org/tiny-base"
+
+
+class DyingStore(MergeStore):
+    """A store that dies right before or right after it has written that a merge reached a state."""
+
+    fatal: tuple[str, bool] | None = None
+
+    def advance(self, merge: Merge, state: str | None = None, *, event: str | None = None, **changes: Any) -> Any:
+        """Write a merge's next state, or die."""
+        now = self.fatal is not None and self.fatal[0] == state
+        if now and self.fatal == (state, False):
+            raise Killed
+        done = super().advance(merge, state, event=event, **changes)
+        if now:
+            raise Killed
+        return done
 
 
 class MergeBench(Bench):
