@@ -5,7 +5,7 @@ registry. A base whose content was recorded is that content or it is another one
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -52,7 +52,15 @@ def wanted(facts: BaseFacts, *folders: Path) -> Wanted:
     return Wanted(facts.id, facts.revision, facts.content)
 
 
-def find(want: Wanted, home: Home, *, folders: Sequence[Path], caches: Sequence[Path], scratch: Path) -> Found:
+def find(
+    want: Wanted,
+    home: Home,
+    *,
+    folders: Sequence[Path],
+    caches: Sequence[Path],
+    scratch: Path,
+    moved: Callable[[int], None] = lambda _count: None,
+) -> Found:
     """Return the base; one that is only in the registry is pulled into `scratch`.
 
     Raises NotFinishedError that names the base and what to do, and what a pull raises.
@@ -73,7 +81,10 @@ def find(want: Wanted, home: Home, *, folders: Sequence[Path], caches: Sequence[
     if row is not None:
         name, n = str(row["name"]), int(row["n"])
         place = scratch / "bases" / home.name / f"{name}@v{n}"
-        pull(home.remote, name, n, place, manifest_sha256=row["manifest"], card_sha256=row["card"])
+        pull(
+            home.remote, name, n, place, manifest_sha256=row["manifest"], card_sha256=row["card"],
+            progress=lambda _path, count: moved(count),
+        )  # fmt: skip
         return Found(place, f"{name}@v{n}", str(row["content"]))
     raise _missing(want, folders, caches)
 

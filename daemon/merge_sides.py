@@ -1,7 +1,7 @@
 """Both sides of a merge, brought together again at each step: the adapter as it was published, and its base."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -34,16 +34,17 @@ def sides(
     folders: Sequence[Path],
     caches: Sequence[Path],
     scratch: Path,
+    moved: Callable[[int], None],
 ) -> Sides:
     """Return both sides of a merge; the adapter is pulled, so that what is merged is what was published.
 
     Raises NotFinishedError for a base that is not here, what a pull raises, WithdrawnError.
     """
     manifest = checked_manifest(home.remote, merge.name, merge.n)
-    pull(home.remote, merge.name, merge.n, adapter)
+    pull(home.remote, merge.name, merge.n, adapter, progress=lambda _path, count: moved(count))
     facts = manifest.facts
     want = bases.wanted(facts.base, Path(merge.path), adapter)
-    found = bases.find(want, home, folders=folders, caches=caches, scratch=scratch)
+    found = bases.find(want, home, folders=folders, caches=caches, scratch=scratch, moved=moved)
     seen = look([adapter], found.path, dtype=merge.dtype, weigh=False)
     one = Parent(ref=merge.ref, content=manifest.content, provenance=facts.provenance, base=facts.base)
     content, ref = found.content, found.ref

@@ -14,21 +14,23 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from weighbridge.adapters.merge import batch, start
+from weighbridge.adapters.merge.preview import Look
 from weighbridge.config.settings import MergeSettings
 from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
 from weighbridge.daemon.homes import Homes
-from weighbridge.daemon.jobs import delay
+from weighbridge.daemon.jobs import CutOffError, delay
 from weighbridge.daemon.jobstore import FRESH, JobStore
 from weighbridge.daemon.merge_sides import Sides, made_before, sides
 from weighbridge.daemon.mergestore import ACTIVE, CLOSED, Merge, MergeStore
 from weighbridge.daemon.records import encode
-from weighbridge.registry import control, errors, findings
+from weighbridge.registry import control, disk, errors, findings
 from weighbridge.registry.flow import merged
 from weighbridge.registry.types import Finding
 
@@ -60,6 +62,7 @@ class Merging:
         executors: Mapping[str, Executor],
         *,
         scratch: Path,
+        reserve: int = 0,
         caches: Sequence[Path] = (),
         wake_workers: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
@@ -70,6 +73,7 @@ class Merging:
         self._settings = settings
         self._executors = executors
         self._scratch = scratch
+        self._reserve = reserve
         self._caches = caches
         self._wake_workers = wake_workers
         self._clock = clock
@@ -150,6 +154,8 @@ class Merging:
             if merge.until is not None:
                 merge = self._store.advance(merge, until=None) or merge
             return self._steps[merge.state](merge)
+        except CutOffError:
+            return None
         except errors.WeighbridgeError as error:
             return self._failed(merge, error)
         except sqlite3.Error:
@@ -203,6 +209,7 @@ class Merging:
             return self._store.advance(
                 merge, "done", event="merge joined", merged_n=there, reason=None, error=None, **known
             )
+        self._room(both.seen)
         begun = start.begin(both.seen, self.target(merge), workers=self._executor(kind).workers)
         if isinstance(begun, start.Merged):
             return self._store.advance(merge, "merged", plan=begun.plan, **FRESH | known)
@@ -212,6 +219,19 @@ class Merging:
             merge, "submitting", plan=begun.plan, stage=begun.stage, tries=fresh.tries, executor=kind, handle=None,
             submitted_at=None, finished=batch.finished(Path(begun.stage)), **FRESH | known,
         )  # fmt: skip
+
+    def _room(self, seen: Look) -> None:
+        """Raise DiskFullError where a result would eat into what stays free for others."""
+        size = seen.planned.plan.size if seen.planned is not None and seen.planned.plan is not None else 0
+        free = disk.free_bytes(self._scratch)
+        if free - size < self._reserve:
+            raise errors.DiskFullError(
+                f"there is no room for the merged model in {self._scratch}",
+                why=f"it needs {size} bytes, {free} are free, {self._reserve} stay free",
+                fix="free some space, lower [daemon] disk_reserve, or set [merge] scratch to another disk",
+                needed_bytes=size,
+                free_bytes=free,
+            )
 
     def _submit(self, merge: Merge) -> Merge | None:
         """Submit a try, unless it is found: we may have been killed right after we did."""
@@ -326,7 +346,8 @@ class Merging:
         if job is None or job.state in {"superseded", "vanished"}:
             return self._store.advance(merge, "wanted", event="merge again", job=None, reason="its folder changed")
         if job.state != "done":
-            return merge
+            why = f"its publication is {job.state}: {job.reason}" if job.state in {"blocked", "quarantined"} else None
+            return self._store.advance(merge, reason=why)
         self._clear(merge)
         return self._store.advance(merge, "done", event="merge done", merged_n=job.n, stage=None, **FRESH)
 
@@ -337,8 +358,13 @@ class Merging:
         return sides(
             merge, self._homes.get(merge.home), self._store,
             adapter=self._place(merge) / "adapter", folders=self._settings.bases, caches=self._caches,
-            scratch=self._scratch,
+            scratch=self._scratch, moved=self._moved,
         )  # fmt: skip
+
+    def _moved(self, _count: int) -> None:
+        """Stop between two bytes when the daemon is to end."""
+        if self._stopping.is_set():
+            raise CutOffError
 
     def target(self, merge: Merge) -> Path:
         """Return the folder that will hold a merge's result."""
@@ -361,13 +387,17 @@ class Merging:
         shutil.rmtree(self._place(merge), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what merges left that nobody will go on with."""
-        kept = {self._place(merge) for merge in self._store.active()}
+        """Remove what merges left that nobody will go on with; what we do not know of may be a try we forgot."""
+        known = {self._place(one): one for one in self._store.merges()}
         since = self._clock() - KEPT
-        kept |= {self._place(one) for one in self._store.merges(f"state IN {CLOSED} AND updated_at > ?", [since])}
         for folder in self._scratch.glob("jobs/*/*"):
-            if folder not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
+            one = known.get(folder)
+            with suppress(OSError):
+                at = folder.stat().st_mtime if one is None else one.updated_at
+                if one is not None and (one.state in ACTIVE or (one.state in CLOSED and at > since)):
+                    continue
+                if one is not None or at < since:
+                    shutil.rmtree(folder, ignore_errors=True)
         if not self._store.active():
             shutil.rmtree(self._scratch / "bases", ignore_errors=True)
 

@@ -124,7 +124,7 @@ class Session:
             self.merges, self.store, self.homes, settings.merge,
             {"local": self._local, "slurm": SlurmExecutor(settings.merge.slurm, self._environ)},
             scratch=(settings.merge.scratch or daemon.state / SCRATCH) / self._owner.daemon[:8],
-            caches=hub_caches(self._environ), wake_workers=self._wake_workers,
+            reserve=daemon.disk_reserve, caches=hub_caches(self._environ), wake_workers=self._wake_workers,
         )  # fmt: skip
         sequel = Merges(self.merges, self.intake, self.merging, host=self._host)
         self.runner = Runner(
@@ -192,6 +192,7 @@ class Session:
         self.merging.stop(0.0)
         if not self.workers.stop(STOP_WITHIN):
             _log.warning("a step was cut off; it is repeated at the next start")
+        self.merging.stop(1.0)
         self.hints.stop()
         with suppress(OSError, sqlite3.Error):
             self._export(state="stopped")

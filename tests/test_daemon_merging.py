@@ -264,3 +264,66 @@ def test_an_adapter_that_was_withdrawn_is_not_merged(tmp_path: Path) -> None:
     (merge,) = bench.merge_all()
     assert merge.state == "superseded"
     assert "withdrawn" in (merge.reason or "")
+
+
+def test_a_base_is_hashed_once_until_it_changes(tmp_path: Path) -> None:
+    """Its content is kept under a stamp of its files; another stamp is worked out anew."""
+    bench = MergeBench(tmp_path)
+    worked = []
+
+    def work_out() -> str:
+        worked.append(1)
+        return f"sha256:{len(worked)}"
+
+    assert bench.merges.content_of("/b", "one", work_out) == "sha256:1"
+    assert bench.merges.content_of("/b", "one", work_out) == "sha256:1"
+    assert bench.merges.content_of("/b", "two", work_out) == "sha256:2"
+    bench.restart()
+    assert bench.merges.content_of("/b", "two", work_out) == "sha256:2"
+
+
+def test_a_disk_that_would_fall_under_its_reserve_is_left_alone(tmp_path: Path) -> None:
+    """The merge waits with the figures, before it writes anything."""
+    bench = MergeBench(tmp_path)
+    bench.base()
+    bench.publish(bench.adapter(5))
+    bench.merging._reserve = 1 << 60
+    (merge,) = bench.merge_all()
+    assert (merge.shown, merge.tries) == ("waiting", 0)
+    assert f"{1 << 60} stay free" in (merge.reason or "")
+    assert not list((tmp_path / "scratch").glob("jobs/*/*/.merged*"))
+    bench.merging._reserve = 0
+    assert [m.state for m in bench.merge_all()] == ["done"]
+
+
+def test_sweeping_keeps_what_somebody_may_go_on_with(tmp_path: Path) -> None:
+    """Folders of merges under way and of tries we forgot stay; what was given up long ago goes."""
+    bench = MergeBench(tmp_path)
+    bench.publish(bench.adapter(5))
+    bench.round()
+    (merge,) = bench.merges.merges()
+    own, strange = (tmp_path / "scratch/jobs/team" / name for name in (merge.ref, "other@v1"))
+    strange.mkdir()
+    assert own.is_dir()
+    bench.waited = 0.0
+    bench.merging.sweep()
+    assert own.is_dir()
+    assert strange.is_dir()
+    bench.merging.cancel(merge.ref)
+    bench.waited = 3 * 86_400.0
+    bench.merging.sweep()
+    assert not own.exists()
+    assert not strange.exists()
+
+
+def test_a_merged_model_that_may_not_be_published_says_so(tmp_path: Path) -> None:
+    """The base's licence holds for the result: where it is denied, the merge is made, and its job is blocked."""
+    bench = MergeBench(tmp_path)
+    bench.base(readme=builders.card(license_id="cc-by-nc-4.0"))
+    bench.publish(bench.adapter(5))
+    bench.remotes["team"] = bench.remotes["team"]._replace(deny_licenses=("cc-by-nc-4.0",))
+    bench.restart()
+    (merge,) = bench.merge_all()
+    assert merge.state == "publishing"
+    assert "its publication is blocked" in (merge.reason or "")
+    assert set(bench.versions()) == {"team-run-1@v1"}

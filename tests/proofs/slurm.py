@@ -20,8 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weighbridge.config.settings import MergeSettings, SlurmSettings
+from weighbridge.daemon.executors.protocol import Executor
+from weighbridge.daemon.executors.slurm import SlurmExecutor
 from weighbridge.registry import control
 from weighbridge_testlib import builders, merging, slurm
+from weighbridge_testlib.bench import dying
+from weighbridge_testlib.merge_bench import DyingStore, MergeBench
 from weighbridge_testlib.slurm import Cluster
 from weighbridge_testlib.yard import BIN, BrokenError, Yard, until
 
@@ -51,9 +56,14 @@ class Stand(NamedTuple):
 
     def adapter(self) -> None:
         """Finish a checkpoint."""
-        folder = builders.trainer_checkpoint(self.yard.runs / "team/run-1/checkpoint-5", step=5, ended=False)
+        self.adapter_at(self.yard.runs / "team/run-1/checkpoint-5")
+
+    def adapter_at(self, place: Path) -> Path:
+        """Finish a checkpoint anywhere."""
+        folder = builders.trainer_checkpoint(place, step=5, ended=False)
         merging.wide_adapter(folder, self.yard.folder / "models" / BASE)
         builders.write_json(folder / "trainer_state.json", builders.trainer_state(5))
+        return folder
 
     def merge(self) -> dict[str, Any]:
         """Return what the daemon says of the merge, {} when there is none, or it is done."""
@@ -110,6 +120,21 @@ class Stand(NamedTuple):
         if done.returncode != 0:
             raise BrokenError(done.stderr)
         return json.loads(done.stdout)["merges"]
+
+
+class ClusterBench(MergeBench):
+    """The daemon's parts without its threads, on the cluster."""
+
+    def __init__(self, place: Path, stand: Stand) -> None:
+        place.mkdir()
+        self._environ = {**os.environ, **stand.slurm.env}
+        self._models = stand.yard.folder / "models"
+        super().__init__(place)
+
+    def more_executors(self) -> dict[str, Executor]:
+        """Return Slurm's, which merges go to, and the bases of the yard."""
+        self.settings = MergeSettings(executor="slurm", bases=(self._models,))
+        return {"slurm": SlurmExecutor(SlurmSettings(cpus=1, memory=300 << 20, poll=0.1), self._environ)}
 
 
 def expect(condition: object, what: object) -> None:
@@ -215,6 +240,47 @@ def restart(stand: Stand) -> None:
         expect(stand.events().count("merge begun") == 1, stand.events())
 
 
+def unrecorded(stand: Stand) -> None:
+    """A daemon that dies between sbatch and its own note of it finds the job by its name and submits no second one."""
+    bench = ClusterBench(stand.yard.folder / "bench", stand)
+    bench.publish(stand.adapter_at(bench.runs / "team/run-1/checkpoint-5"))
+    store = DyingStore(bench.catalog)
+    store.fatal = ("running", False)
+    bench.merging._store = store
+    with dying(bench) as died:
+        bench.merging.round()
+    expect(died, "it did not die")
+    (merge,) = bench.merges.merges()
+    expect((merge.state, merge.handle) == ("submitting", None), merge)
+    name = f"wb-merge-{merge.key}"
+    (number, *more) = stand.slurm.ask("squeue", "-h", "-t", "all", "-o", "%i", f"--name={name}").stdout.split()
+    expect(not more, more)
+    bench.merging.round()
+    (merge,) = bench.merges.merges()
+    expect((merge.state, merge.handle, merge.tries) == ("running", number, 1), merge)
+    until(lambda: bench.merge_all(1)[0].state == "done", 60, "the merged version", every=0.3)
+    expect(stand.slurm.ask("squeue", "-h", "-t", "all", "-o", "%i", f"--name={name}").stdout.split() == [number],
+           "submitted twice")  # fmt: skip
+    expect(sorted(bench.versions()) == ["team-run-1-merged-bf16@v1", "team-run-1@v1"], bench.versions())
+
+
+def forgotten(stand: Stand) -> None:
+    """A daemon that loses its database while the job runs comes to the same try again and takes its result."""
+    with stand.yard.daemon() as process:
+        stand.adapter()
+        held = stand.hold()
+        job = stand.until_state("running")["job"]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for part in stand.yard.state.glob("weighbridge.db*"):
+        part.unlink()
+    with stand.yard.daemon():
+        stand.until_state("running", 40)
+        expect((stand.merge()["job"], stand.merge()["tries"]) == (job, 1), stand.merge())
+        os.kill(held, signal.SIGCONT)
+        stand.until_published()
+
+
 def requeue(stand: Stand) -> None:
     """A job that Slurm puts back into the queue is followed there, and goes on with the files it had finished."""
     with stand.yard.daemon():
@@ -310,7 +376,8 @@ def limit(stand: Stand) -> None:
 
 
 CASES: tuple[Callable[[Stand], None], ...] = (
-    success, cancel, controller, restart, requeue, refused, absent, away, preempt, node, killed, limit,
+    success, cancel, controller, restart, unrecorded, forgotten, requeue, refused, absent, away, preempt, node,
+    killed, limit,
 )  # fmt: skip
 QUICK = 4
 """How many of the cases a quick run takes."""
