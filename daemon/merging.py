@@ -272,7 +272,7 @@ class Merging:
             if type(error) is errors.WeighbridgeError:  # the child did not finish, and nobody knows better
                 return self._ended(merge, Gone(_words(error), "again", error.fix))
             raise error
-        return self._store.advance(merge, "merged", event="merge made", host=answer.host, **FRESH | {"barren": 0})
+        return self._store.advance(merge, "merged", event="merge made", host=answer.host, **FRESH)
 
     def _ended(self, merge: Merge, seen: Seen) -> Merge | None:
         """Return a merge after a look at a try that has left no answer."""
@@ -344,10 +344,11 @@ class Merging:
     def _await_version(self, merge: Merge) -> Merge | None:
         job = self._jobs.job(merge.job or 0)
         if job is None or job.state in {"superseded", "vanished"}:
-            return self._store.advance(merge, "wanted", event="merge again", job=None, reason="its folder changed")
+            why = job.reason if job is not None and job.reason else "its folder changed"
+            return self._again(msgspec.structs.replace(merge, stage=None), why)
         if job.state != "done":
-            why = f"its publication is {job.state}: {job.reason}" if job.state in {"blocked", "quarantined"} else None
-            return self._store.advance(merge, reason=why)
+            stuck = job.state in {"blocked", "quarantined"}
+            return self._store.advance(merge, reason=f"its publication is {job.state}: {job.reason}" if stuck else None)
         self._clear(merge)
         return self._store.advance(merge, "done", event="merge done", merged_n=job.n, stage=None, **FRESH)
 

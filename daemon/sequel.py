@@ -1,5 +1,6 @@
 """What follows from a published adapter, and how a merged model enters the jobs (the `Sequel` of jobs.py)."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from weighbridge.daemon.mergestore import MergeStore
 from weighbridge.daemon.merging import PART, Merging
 from weighbridge.registry import errors
 from weighbridge.registry.flow import merged
+from weighbridge.registry.flow import stage as staging
 
 
 class Merges:
@@ -55,4 +57,15 @@ class Merges:
             name=job.name or "", policy=self._intake.policy(rule, job.path), host=self._host,
         )  # fmt: skip
         bundle = self._intake.stage(job, rule, admission, moved)
+        replaced = {*admission.transform, *admission.made}
+        wrong = [
+            file.path for file in bundle.files
+            if file.path not in replaced and done.files.get(file.path, {}).get("sha256") != file.sha256
+        ]  # fmt: skip
+        if wrong:
+            staging.discard(bundle)
+            shutil.rmtree(job.path, ignore_errors=True)
+            raise errors.SourceChangedError(
+                f"{wrong[0]} of the merged model is not what was proven", why="its sha256 is another one by now"
+            )
         return Taken(job, bundle, admission.facts, None)

@@ -1,5 +1,6 @@
 """The rule `merge`: what it chooses, what a merge waits for, and what becomes of it, without the daemon's threads."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -141,6 +142,10 @@ def test_what_was_merged_twice_is_published_once(tmp_path: Path) -> None:
     raw = bytearray(weights.read_bytes())
     raw[-1] ^= 1
     weights.write_bytes(raw)
+    record = weights.with_name("merge.json")  # as if it had been merged and proven with this rounding
+    told = json.loads(record.read_bytes())
+    told["files"][weights.name]["sha256"] = hashlib.sha256(raw).hexdigest()
+    record.write_text(json.dumps(told))
     first.merge_all()
     (merge,) = second.merge_all()
     assert (merge.state, merge.merged_n) == ("done", 1)
@@ -180,6 +185,24 @@ def test_a_result_that_fails_its_proof_is_set_apart(tmp_path: Path) -> None:
     assert [p["code"] for p in problems(bench)] == ["merge-unproven"]
     assert set(bench.versions()) == {"team-run-1@v1"}
     assert list((tmp_path / "scratch").glob("jobs/team/*/.*-failed/model.safetensors"))
+
+
+def test_bytes_that_changed_after_their_proof_are_not_published(tmp_path: Path) -> None:
+    """A bit that flips between the proof and the copy that is published is noticed, and the merge is made again."""
+    bench = MergeBench(tmp_path)
+    bench.base()
+    bench.publish(bench.adapter(5))
+    bench.round()
+    bench.round()
+    (weights,) = (tmp_path / "scratch").glob("jobs/*/*/merged-bf16/model.safetensors")
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    (merge,) = bench.merge_all()
+    assert (merge.state, merge.tries) == ("done", 2)
+    published = tmp_path / "remote/models/team-run-1-merged-bf16/v1/model.safetensors"
+    raw[-1] ^= 1
+    assert published.read_bytes() == bytes(raw)
 
 
 @pytest.mark.parametrize(("retry", "name"), [("fp32", "fp32"), ("never", "bf16")])

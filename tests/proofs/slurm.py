@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weighbridge.config.settings import MergeSettings, SlurmSettings
+from weighbridge.daemon.executors import slurm_words
 from weighbridge.daemon.executors.protocol import Executor
 from weighbridge.daemon.executors.slurm import SlurmExecutor
 from weighbridge.registry import control
@@ -281,6 +282,16 @@ def forgotten(stand: Stand) -> None:
         stand.until_published()
 
 
+def passage(stand: Stand) -> None:
+    """`registryd once` submits and ends; the next one takes the result."""
+    stand.adapter()
+    done = stand.yard.daemon_once()
+    expect(done.returncode == 0, done.stderr)
+    until(lambda: set(stand.slurm.jobs().values()) <= slurm_words.ENDED, 40, "the job to end")
+    done = stand.yard.daemon_once()
+    expect("team-run-1-merged-bf16@v1" in done.stdout, f"{done.stdout} {done.stderr}")
+
+
 def requeue(stand: Stand) -> None:
     """A job that Slurm puts back into the queue is followed there, and goes on with the files it had finished."""
     with stand.yard.daemon():
@@ -376,7 +387,7 @@ def limit(stand: Stand) -> None:
 
 
 CASES: tuple[Callable[[Stand], None], ...] = (
-    success, cancel, controller, restart, unrecorded, forgotten, requeue, refused, absent, away, preempt, node,
+    success, cancel, controller, restart, unrecorded, forgotten, passage, requeue, refused, absent, away, preempt, node,
     killed, limit,
 )  # fmt: skip
 QUICK = 4
