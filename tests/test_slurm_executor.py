@@ -38,18 +38,6 @@ def test_without_its_programs_nothing_is_known_and_nothing_is_submitted(tmp_path
         executor.cancel(WORK)
 
 
-def test_a_program_that_cannot_talk_to_its_controller_is_no_answer(tmp_path: Path) -> None:
-    """What the real programs print without a controller is unknown for a look, and a wait for a submission."""
-    for program in ("squeue", "sbatch"):
-        script = tmp_path / program
-        script.write_text("#!/bin/sh\necho 'error: Unable to contact slurm controller (connect failure)' >&2\nexit 1\n")
-        script.chmod(0o755)
-    executor = SlurmExecutor(SlurmSettings(), {"PATH": str(tmp_path)})
-    assert isinstance(executor.look(WORK), Unknown)
-    with pytest.raises(errors.UnreachableError, match="Slurm does not answer"):
-        executor.submit(WORK)
-
-
 def test_a_merge_waits_for_slurm_and_is_made_here_when_the_rule_changes(tmp_path: Path) -> None:
     """Status explains the wait; with executor = "local" the same merge is made on this machine, once."""
     bench = Nowhere(tmp_path)

@@ -342,7 +342,11 @@ def refused(stand: Stand) -> None:
         told = stand.problem()
         expect("Invalid partition name" in told, told)
         expect("partition in [merge.slurm]" in told, told)
+        checked = stand.yard.registry("doctor", "--no-write").stdout
+        expect("there is no partition nope" in checked and "one of: main, urgent" in checked, checked)
         stand.configure(partition="main")
+        checked = stand.yard.registry("doctor", "--no-write").stdout
+        expect("the cluster answers with 2 partitions" in checked, checked)
         process.send_signal(signal.SIGHUP)
         stand.until_published()
 
