@@ -141,10 +141,10 @@ class Merging:
     def run(self, merge: Merge) -> None:
         """Carry one merge on until it has to wait for something."""
         current: Merge | None = merge
-        while current is not None and not self._stopping.is_set():
+        while current is not None and current.state in ACTIVE and not self._stopping.is_set():
             before = current
             current = self.attempt(current)
-            if current is None or current.state == before.state or current.state not in ACTIVE:
+            if current is None or current.state in {before.state, *CLOSED} or current.until is not None:
                 return
 
     def attempt(self, merge: Merge) -> Merge | None:
@@ -271,7 +271,9 @@ class Merging:
             _log.warning("a merge failed", extra={"ref": merge.ref, "why": _words(error)})
             if type(error) is errors.WeighbridgeError:  # the child did not finish, and nobody knows better
                 return self._ended(merge, Gone(_words(error), "again", error.fix))
-            raise error
+            # The answer of this try stands for ever: whatever comes next is another try.
+            again = self._store.advance(merge, "wanted", handle=None)
+            return None if again is None else self._failed(again, error)
         return self._store.advance(merge, "merged", event="merge made", host=answer.host, **FRESH)
 
     def _ended(self, merge: Merge, seen: Seen) -> Merge | None:

@@ -187,6 +187,56 @@ def test_a_result_that_fails_its_proof_is_set_apart(tmp_path: Path) -> None:
     assert list((tmp_path / "scratch").glob("jobs/team/*/.*-failed/model.safetensors"))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.DiskFullError("no room", why="3 bytes are free"),
+        errors.SourceChangedError("the base changed while it was merged"),
+        errors.WeighbridgeError("the child process did not finish", why="it was ended by SIGKILL"),
+    ],
+)
+def test_a_try_that_failed_for_a_passing_reason_is_followed_by_another(
+    tmp_path: Path, error: errors.WeighbridgeError
+) -> None:
+    """A full disk, a base that was being written, a killed child: the next try makes it, and each one is told."""
+    bench = MergeBench(tmp_path)
+    bench.base()
+    bench.publish(bench.adapter(5))
+    bench.round()
+    (merge,) = bench.merges.merges()
+    result = Path(merge.stage or "") / batch.RESULT
+    told = json.loads(result.read_bytes()) | {"result": None, "error": errors.describe(error)}
+    result.write_text(json.dumps(told))
+    bench.waited += 1e6
+    bench.merging.round()
+    (merge,) = bench.merges.merges()
+    assert error.what in (merge.reason or "")
+    (merge,) = bench.merge_all()
+    assert (merge.state, merge.tries) == ("done", 2)
+
+
+def test_a_merge_that_gets_nowhere_waits_for_somebody(tmp_path: Path) -> None:
+    """Three tries in a row that finished no file block the merge, with the reason of the last one."""
+    bench = MergeBench(tmp_path)
+    bench.base()
+    bench.publish(bench.adapter(5))
+    for _ in range(3):
+        bench.round()
+        (merge,) = bench.merges.merges()
+        stage = Path(merge.stage or "")
+        error = errors.describe(errors.WeighbridgeError("out of memory", why="it needs more"))
+        told = json.loads((stage / batch.RESULT).read_bytes()) | {"result": None, "error": error}
+        (stage / batch.RESULT).write_text(json.dumps(told))
+        (stage / "journal.jsonl").unlink()
+        bench.waited += 1e6
+        bench.merging.round()
+    (merge,) = bench.merges.merges()
+    assert (merge.state, merge.tries) == ("blocked", 3)
+    (told,) = problems(bench)
+    assert "out of memory" in str(told["message"])
+    assert "--retry team-run-1@v1" in str(told["fix"])
+
+
 def test_bytes_that_changed_after_their_proof_are_not_published(tmp_path: Path) -> None:
     """A bit that flips between the proof and the copy that is published is noticed, and the merge is made again."""
     bench = MergeBench(tmp_path)

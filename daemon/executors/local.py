@@ -28,7 +28,7 @@ class _CancelledError(Exception):
 class LocalExecutor:
     """Runs one try at a time in a thread that waits for the child; `ended` is called when it is over."""
 
-    pause: float = 2.0
+    pause: float = 10.0
     workers: int | None = None
 
     def __init__(self, ended: Callable[[], None] = lambda: None) -> None:

@@ -78,7 +78,8 @@ def install() -> None:
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *PACKAGES]
     for words in (["apt-get", "update", "-q"], command):
-        subprocess.run(words, env=environ, capture_output=True, check=False, timeout=300)
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(words, env=environ, capture_output=True, check=False, timeout=120)
 
 
 def unavailable() -> str | None:
