@@ -11,7 +11,7 @@ WORKERS ?= 2
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo docs test lint types imports tests proofs fix bench clean check-links hub test-hub-live
+.PHONY: help install demo docs test lint types imports tests proofs fix bench clean check-links hub test-hub-live test-slurm
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -70,6 +70,9 @@ hub: .venv/installed  ## start the test Hub on this machine, for people who deve
 test-hub-live: .venv/installed  ## the Hub remote on a throw-away repository of your own: ORG=you, HF_TOKEN set; not part of CI
 	@test -n "$(ORG)" || { echo "error: ORG is missing"; echo "  fix: make test-hub-live ORG=your-name"; exit 1; }
 	PYTHONPATH=tests/lib $(BIN)/python -m weighbridge_testlib.hub.live $(ORG)
+
+test-slurm: .venv/installed  ## merges on the real Slurm, started here on one node: root, Debian's slurmctld, slurmd, slurm-client, munge
+	PYTHONPATH=tests/lib $(BIN)/python -W error tests/proofs/slurm.py $(CASES)
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,9 +16,11 @@ from weighbridge.config.places import cache_dir, locate
 from weighbridge.config.settings import (
     ADDRESSING,
     EMA,
+    EXECUTORS,
     LOGS,
     MERGE,
     MERGE_DTYPES,
+    MERGE_RETRY,
     MIRROR,
     PATHS,
     REMOTE_CODE,
@@ -27,8 +29,10 @@ from weighbridge.config.settings import (
     UNKNOWN_LICENSE,
     WRITERS,
     DaemonSettings,
+    MergeSettings,
     RemoteSettings,
     Settings,
+    SlurmSettings,
     WatchRule,
 )
 from weighbridge.config.values import Check, Fault
@@ -66,6 +70,7 @@ WATCH_KEYS: Final[dict[str, Check]] = {
     "share": values.flag,
     "merge": values.choice(*MERGE),
     "merge_dtype": values.choice(*MERGE_DTYPES),
+    "merge_retry": values.choice(*MERGE_RETRY),
     "ignore": values.patterns,
     "ema": values.choice(*EMA),
 }
@@ -89,7 +94,22 @@ REMOTE_KEYS: Final[dict[str, Check]] = {
     "writers": values.choice(*WRITERS),
 }
 S3_KEYS: Final = ("endpoint", "region", "addressing", "ca", "profile", "encryption", "storage_class", "writers")
-TOP_KEYS: Final = ("daemon", "watch", "remotes")
+MERGE_KEYS: Final[dict[str, Check]] = {
+    "executor": values.choice(*EXECUTORS),
+    "scratch": values.path,
+    "bases": values.folders,
+}
+SLURM_KEYS: Final[dict[str, Check]] = {
+    "partition": values.slurm_word,
+    "account": values.slurm_word,
+    "qos": values.slurm_word,
+    "gres": values.slurm_word,
+    "time": values.positive_duration,
+    "cpus": values.whole(1, 1024),
+    "memory": values.positive_size,
+    "poll": values.positive_duration,
+}
+TOP_KEYS: Final = ("daemon", "watch", "remotes", "merge")
 
 
 class Problem(NamedTuple):
@@ -195,7 +215,8 @@ def _settings(
     daemon = _daemon(document, source, environ, problems)
     remotes = _remotes(document, environ, problems)
     watch = _watch(document, remotes, problems)
-    settings = Settings(daemon=daemon, watch=watch, remotes=remotes, source=source)
+    merge = _merge(document, problems)
+    settings = Settings(daemon=daemon, watch=watch, remotes=remotes, source=source, merge=merge)
     if not problems:
         problems += _places(settings, os.path.realpath if resolve else os.path.normpath)
     return settings
@@ -211,6 +232,23 @@ def _daemon(
     found["state"] = os.path.abspath(state)  # noqa: PTH100 - pathlib stays off the start-up path
     found["socket"] = os.path.abspath(socket or places.socket_path(environ, state, system=system))  # noqa: PTH100
     return DaemonSettings(**found)
+
+
+def _merge(document: Mapping[str, Any], problems: list[Problem]) -> MergeSettings:
+    table = document.get("merge", {})
+    plain = {key: value for key, value in table.items() if key != "slurm"} if isinstance(table, dict) else table
+    found = _section(plain, ("merge",), MERGE_KEYS, problems, tables=("slurm",))
+    given = table.get("slurm", {}) if isinstance(table, dict) else {}
+    slurm = SlurmSettings(**_section(given, ("merge", "slurm"), SLURM_KEYS, problems))
+    if found.get("executor") == "slurm" and "scratch" not in found:
+        problems.append(
+            Problem(
+                ("merge", "executor"),
+                "'slurm' needs a scratch folder that this machine and the nodes see under the same path",
+                'add scratch = "/shared/folder"',
+            )
+        )
+    return MergeSettings(**found, slurm=slurm)
 
 
 def _remotes(
@@ -322,9 +360,14 @@ def _check_targets(
 
 
 def _section(
-    table: Any, at: tuple[str | int, ...], checks: Mapping[str, Check], problems: list[Problem]
+    table: Any,
+    at: tuple[str | int, ...],
+    checks: Mapping[str, Check],
+    problems: list[Problem],
+    *,
+    tables: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return the parsed values of one table."""
+    """Return the parsed values of one table; `tables` are keys that may have been meant and are read elsewhere."""
     if not isinstance(table, dict):
         problems.append(Problem(at, f"a table is expected, here is {values.kind(table)}"))
         return {}
@@ -332,7 +375,7 @@ def _section(
     for key, value in table.items():
         check = checks.get(key)
         if check is None:
-            problems.append(_unknown((*at, key), tuple(checks)))
+            problems.append(_unknown((*at, key), (*checks, *tables)))
             continue
         try:
             found[key] = check(value)
@@ -367,6 +410,13 @@ def _places(settings: Settings, real_path: Callable[[str], str]) -> Iterator[Pro
                 )
         if _inside(real_path(state), real):
             yield Problem(at, f"the state folder {state} lies inside it", "move state to a folder of its own")
+        scratch = settings.merge.scratch
+        if scratch is not None and _nested(real_path(scratch), real):
+            yield Problem(
+                ("merge", "scratch"),
+                f"{scratch} and the watched {root} lie inside each other",
+                "make merges outside the watched folders",
+            )
         for remote in settings.remotes.values():
             if remote.url.startswith("/") and _nested(real_path(remote.url), real):
                 yield Problem(

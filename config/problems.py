@@ -71,9 +71,9 @@ def _place(path: KeyPath) -> str:
     tables = [shown(part[:80]) for part in path if isinstance(part, str)]
     if path[:1] == ("watch",) and len(path) > 1:
         return " ".join(["[[watch]]", *tables[1:]])
-    depth = 2 if path[:1] == ("remotes",) else 1
+    depth = 2 if path[:1] == ("remotes",) or path[:2] == ("merge", "slurm") else 1
     if len(tables) <= depth:
-        return f"[{'.'.join(tables)}]" if tables[0] in {"daemon", "remotes"} else tables[0]
+        return f"[{'.'.join(tables)}]" if tables[0] in {"daemon", "remotes", "merge"} else tables[0]
     return f"[{'.'.join(tables[:depth])}] {'.'.join(tables[depth:])}"
 
 

@@ -18,6 +18,8 @@ LOGS: Final = ("json", "text")
 PUBLISH: Final = ("best", "last", "all", "manual")
 MERGE: Final = ("never", "best", "last", "all")
 MERGE_DTYPES: Final = ("bf16", "fp16", "fp32")
+MERGE_RETRY: Final = ("never", "fp32")
+EXECUTORS: Final = ("local", "slurm")
 EMA: Final = ("keep", "prefer", "drop")
 PATHS: Final = ("keep", "rewrite", "block")
 UNKNOWN_LICENSE: Final = ("note", "warn", "block")
@@ -65,6 +67,8 @@ class WatchRule(NamedTuple):
     share: bool = False
     merge: str = "never"
     merge_dtype: str = "bf16"
+    merge_retry: str = "never"
+    """"fp32": a merge whose update `merge_dtype` cannot hold is made again in fp32."""
     ignore: tuple[str, ...] = DEFAULT_IGNORE
     ema: str = "keep"
 
@@ -97,6 +101,32 @@ class RemoteSettings(NamedTuple):
     """"one" is for stores that cannot refuse a key that is taken."""
 
 
+class SlurmSettings(NamedTuple):
+    """The `[merge.slurm]` table: what `sbatch` is told; None leaves it to the cluster."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gres: str | None = None
+    time: float | None = None
+    """Seconds; Slurm counts whole minutes."""
+    cpus: int = 2
+    memory: int | None = None
+    """Bytes; None: what the merge is going to need."""
+    poll: float = 15.0
+
+
+class MergeSettings(NamedTuple):
+    """The `[merge]` table: where merges are made, by whom, and where their bases are looked for."""
+
+    executor: str = "local"
+    scratch: str | None = None
+    """None: `merge` in the state folder."""
+    bases: tuple[str, ...] = ()
+    """Folders that hold base models, as `organisation/model` or `model`."""
+    slurm: SlurmSettings = SlurmSettings()
+
+
 class Settings(NamedTuple):
     """The whole configuration; `source` is the file it was read from, None for the built-in one."""
 
@@ -104,3 +134,4 @@ class Settings(NamedTuple):
     watch: tuple[WatchRule, ...]
     remotes: Mapping[str, RemoteSettings]
     source: str | None
+    merge: MergeSettings = MergeSettings()

@@ -193,6 +193,19 @@ def words(value: Any) -> tuple[str, ...]:
     return found
 
 
+def folders(value: Any) -> tuple[str, ...]:
+    """Accept a list of absolute paths."""
+    return tuple(path(item) for item in words(value))
+
+
+def slurm_word(value: Any) -> str:
+    """Accept what sbatch takes as a partition, account, QOS or generic resource: no blanks, nothing like an option."""
+    given = text(value)
+    if given.startswith("-") or not all(letter.isalnum() or letter in "_-.:,=/()*" for letter in given):
+        raise Fault(f"'{shown(given[:80])}' is no word for sbatch", "write it as sbatch takes it, such as gpu:1")
+    return given
+
+
 def patterns(value: Any) -> tuple[str, ...]:
     """Accept ignore patterns: file name patterns, or folder names that end in `/`, relative to the run."""
     found = words(value)

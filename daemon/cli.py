@@ -125,6 +125,34 @@ def _drained(settings: Settings, path: str, seconds: float) -> dict[str, Any]:
         time.sleep(draining.PACE)
 
 
+@registryd.command()
+@click.option(
+    "--cancel", metavar="NAME@vN", help="Give up the merges of this adapter version; a Slurm job is cancelled."
+)
+@click.option("--retry", metavar="NAME@vN", help="Try again at once what was given up, or waits.")
+@config_option
+@json_option
+def merges(cancel: str | None, retry: str | None, config: str | None, as_json: bool) -> int:
+    """List the merges that rules asked for and that are not done; cancel one, or try it again.
+
+    Asks the running daemon. Ends 0, 3 when no merge has this name, 6 when no daemon or no scheduler answers.
+    """
+    from weighbridge.registry import control  # noqa: PLC0415 - as above
+
+    if cancel and retry:
+        raise errors.UsageError("--cancel and --retry contradict each other", fix="give one of them")
+    asked = {"cancel": cancel, "retry": retry}
+    rows = control.ask(str(load(config).daemon.socket), "merges", asked, timeout=60.0)
+    if as_json:
+        _say(json.dumps({"schema": "weighbridge/merges/1", "merges": rows}))
+        return 0
+    for row in rows:
+        job = f"  {row['executor']} {row['job']}" if row["job"] else ""
+        why = f"  {row['reason']}" if row["reason"] else ""
+        _say(f"{row['state']:<11} {row['ref']}  {row['dtype']}{job}{shown(why)}")
+    return 0
+
+
 @registryd.command("install-unit")
 @click.option("--user", is_flag=True, help="A unit of this user instead of one of the system.")
 @click.option("--to", type=click.Path(path_type=Path), metavar="FOLDER", help="Write into another folder.")

@@ -138,11 +138,12 @@ def _unit_folder(environ: Mapping[str, str], *, user: bool) -> Path:
 
 def _used(settings: Settings) -> list[str]:
     remotes = [remote.url for remote in settings.remotes.values() if remote.url.startswith("/")]
-    return [settings.daemon.state, *(rule.root for rule in settings.watch), *remotes]
+    more = [folder for folder in (settings.merge.scratch, *settings.merge.bases) if folder is not None]
+    return [settings.daemon.state, *(rule.root for rule in settings.watch), *remotes, *more]
 
 
 def _writable(settings: Settings) -> Iterator[str]:
-    """Yield the lines that open the folders we write to: directory remotes, and a state folder of one's own choice."""
+    """Yield the lines that open the folders we write to: directory remotes, a state or scratch folder of one's own."""
     state = settings.daemon.state
     if state != places.SYSTEM_STATE:
         yield "# The state folder of the configuration."
@@ -151,6 +152,9 @@ def _writable(settings: Settings) -> Iterator[str]:
         if remote.url.startswith("/"):
             yield f"# The remote {remote.name}; a missing folder is not created but reported."
             yield f"ReadWritePaths={_word(remote.url, optional=True)}"
+    if settings.merge.scratch is not None:
+        yield "# Where merges are made."
+        yield f"ReadWritePaths={_word(str(settings.merge.scratch), optional=True)}"
 
 
 def _commands(settings: Settings, paths: list[Path], *, user: bool) -> Iterator[str]:
@@ -166,6 +170,9 @@ def _commands(settings: Settings, paths: list[Path], *, user: bool) -> Iterator[
     for remote in settings.remotes.values():
         if remote.url.startswith("/") and not Path(remote.url).exists():
             yield f"install -d -o {ACCOUNT} -g {ACCOUNT} -m 0755 {shlex.quote(remote.url)}"
+    scratch = settings.merge.scratch
+    if scratch is not None and not Path(scratch).exists():
+        yield f"install -d -o {ACCOUNT} -g {ACCOUNT} -m 0700 {shlex.quote(scratch)}"
     yield "systemctl daemon-reload"
     yield "systemctl enable --now weighbridge"
 

@@ -131,7 +131,7 @@ class Intake:
         if isinstance(verdict, policy.Later):
             return Unfit(self._store.advance(job, until=verdict.until, reason=verdict.why))
         admission = self._admit(judged, rule)
-        bundle = self._stage(job, rule, admission, moved)
+        bundle = self.stage(job, rule, admission, moved)
         try:
             self._unchanged(job)
         except errors.WeighbridgeError:
@@ -160,6 +160,16 @@ class Intake:
         """Return what the rule makes of a judged artifact, its siblings considered."""
         if policy.looks_at_siblings(_item(job), rule):
             self._judge_siblings(job, rule)
+        bound = self._store.bound(rule.home, job.name or "")
+        at = bound["published_at"] if bound else None
+        return policy.decide(_item(job), self._siblings(job), rule, now=time.time(), published_at=at)
+
+    def merges(self, job: Job, rule: WatchRule) -> bool:
+        """Tell whether the rule wants a published artifact merged, its siblings considered."""
+        return policy.merges(_item(job), self._siblings(job), rule)
+
+    def _siblings(self, job: Job) -> list[policy.Item]:
+        """Return what else is known of a job's run."""
         closed = "('superseded', 'vanished', 'blocked', 'quarantined', 'seen')"
         siblings = self._store.jobs(f"run_path = ? AND path != ? AND state NOT IN {closed}", [job.run_path, job.path])
         others = [_item(other) for other in siblings]
@@ -168,9 +178,7 @@ class Intake:
             for row in self._store.skipped("run_path = ? AND kind IS NOT NULL", [job.run_path])
             if row["path"] != job.path
         ]
-        bound = self._store.bound(rule.home, job.name or "")
-        at = bound["published_at"] if bound else None
-        return policy.decide(_item(job), others, rule, now=time.time(), published_at=at)
+        return others
 
     def _judge_siblings(self, job: Job, rule: WatchRule) -> None:
         """Judge what else settled in this run, so that a backlog is not published one checkpoint after the other."""
@@ -319,7 +327,7 @@ class Intake:
             )
         ]
 
-    def _stage(self, job: Job, rule: WatchRule, admission: Admission, moved: Progress | None) -> staging.Bundle:
+    def stage(self, job: Job, rule: WatchRule, admission: Admission, moved: Progress | None) -> staging.Bundle:
         """Take a private copy where one can be had: beside the target, else in our own staging, else not at all."""
         mode, nonce = self._settings.staging, secrets.token_hex(16)
         place: Path | None = None

@@ -15,13 +15,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from weighbridge.adapters import run_identity
 from weighbridge.daemon.homes import Home, Homes
-from weighbridge.daemon.intake import Intake, Unfit
+from weighbridge.daemon.intake import Intake, Taken, Unfit
 from weighbridge.daemon.jobstore import ACTIVE, FRESH, Job, JobStore
 from weighbridge.daemon.records import encode
 from weighbridge.registry import disk, errors, findings, types
@@ -47,6 +47,22 @@ class CutOffError(Exception):
     """The daemon is to end; this step will be repeated."""
 
 
+class Sequel(Protocol):
+    """What follows from a version: it is told of each, and gives what was made of one back as a job."""
+
+    def follows(self, job: Job) -> None:
+        """Take note of a version, in the transaction that ends its job."""
+        ...
+
+    def derivation(self, job: Job) -> str | None:
+        """Return the key by which the same thing, made twice, becomes one version; None for what was not made here."""
+        ...
+
+    def take(self, job: Job, moved: Callable[[int], None]) -> Taken | Unfit | None:
+        """Return what was made and is to be published, as `Intake.take` does; None for a job of the watch."""
+        ...
+
+
 class Runner:
     """Carries jobs on, one step at a time; safe to use from several threads for different jobs."""
 
@@ -59,6 +75,7 @@ class Runner:
         *,
         changed: Callable[[str], None] = lambda _path: None,
         stopping: threading.Event | None = None,
+        sequel: Sequel | None = None,
         clock: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -71,6 +88,7 @@ class Runner:
         self._intake = intake
         self._owner = owner
         self._changed = changed
+        self._sequel = sequel
         self._stopping = stopping or threading.Event()
         self._clock = clock
         self._chance = chance
@@ -123,7 +141,8 @@ class Runner:
     # -- the steps
 
     def _take_in(self, job: Job) -> Job | None:
-        taken = self._intake.take(job, self.moved)
+        taken = self._sequel.take(job, self.moved) if self._sequel is not None else None
+        taken = taken or self._intake.take(job, self.moved)
         if isinstance(taken, Unfit):
             return taken.job
         return self._store.advance(
@@ -150,7 +169,10 @@ class Runner:
         name, manifest = job.name or "", _sealed(job)
         known = home.known.setdefault(name, {})
         share = self._intake.shares(job)
-        claimed = claim(home.remote, home.registry, name, manifest, self._owner, share=share, known=known)
+        key = self._sequel.derivation(job) if self._sequel is not None else None
+        claimed = claim(
+            home.remote, home.registry, name, manifest, self._owner, derivation=key, share=share, known=known
+        )
         self._adopt(job, claimed)
         done = {"n": claimed.claim.n, "claim": msgspec.json.encode(claimed).decode()}
         if not claimed.committed:
@@ -212,7 +234,11 @@ class Runner:
         self._intake.tag(job, self._home(job), claimed.claim.name, claimed.claim.n)
         if job.bundle is not None:
             staging.discard(_bundle(job))
-        return self._store.advance(job, "done", event="done", bundle=None, people=None, manifest=None, **FRESH)
+        with self._store.transaction():
+            done = self._store.advance(job, "done", event="done", bundle=None, people=None, manifest=None, **FRESH)
+            if done is not None and self._sequel is not None:
+                self._sequel.follows(done)
+            return done
 
     def _home(self, job: Job) -> Home:
         return self._homes.get(job.home or "")

@@ -197,6 +197,15 @@ class JobStore(Records):
                 state="settling", settled_at=job.settled_at, late=job.late,
             )  # fmt: skip
 
+    def follow_up(self, **values: Any) -> Job:
+        """Return the job that publishes what was made of another one's version, made when it is new."""
+        with self.transaction():
+            key = [values["path"], values["part"], values["fingerprint"]]
+            found = self.jobs("path = ? AND part = ? AND fingerprint = ?", key)
+            if found:
+                return self._revive(found) or found[0]
+            return self._insert(**values, state="settling", settled_at=time.time())
+
     def retry(self, where: str, arguments: Sequence[Any]) -> int:
         """Let jobs that were given up or wait be tried again at once; return how many."""
         count = 0

@@ -138,3 +138,40 @@ def registries_seen(db: Database) -> None:
             uuid TEXT NOT NULL,
             at REAL NOT NULL
         ) WITHOUT ROWID""")
+
+
+@schema()
+def merges(db: Database) -> None:
+    """Keep the merges that rules chose, and the content of bases that were hashed once."""
+    db.execute("""
+        CREATE TABLE merges (
+            id INTEGER PRIMARY KEY,
+            home TEXT NOT NULL,
+            name TEXT NOT NULL,
+            n INTEGER NOT NULL,
+            root TEXT NOT NULL,
+            path TEXT NOT NULL,
+            run_path TEXT, run_id TEXT, project TEXT, run TEXT, step INTEGER, metric REAL, best_hint INTEGER NOT NULL,
+            choice TEXT NOT NULL,
+            dtype TEXT NOT NULL,
+            retry TEXT NOT NULL,
+            state TEXT NOT NULL,
+            was TEXT,
+            base_id TEXT, base_revision TEXT, base_path TEXT, base_ref TEXT, base_content TEXT, derivation TEXT,
+            plan TEXT, stage TEXT, executor TEXT, tries INTEGER NOT NULL, handle TEXT, host TEXT, submitted_at REAL,
+            finished INTEGER NOT NULL, barren INTEGER NOT NULL,
+            job INTEGER, merged_name TEXT, merged_n INTEGER,
+            reason TEXT, until REAL, attempts INTEGER NOT NULL, unexpected INTEGER NOT NULL, error TEXT,
+            findings TEXT NOT NULL,
+            created_at REAL NOT NULL, updated_at REAL NOT NULL,
+            seal INTEGER NOT NULL,
+            UNIQUE (home, name, n)
+        )""")
+    db.execute("CREATE INDEX merges_state ON merges (state, until)")
+    db.execute("CREATE INDEX merges_job ON merges (job)")
+    db.execute("""
+        CREATE TABLE bases (
+            path TEXT PRIMARY KEY,
+            stamp TEXT NOT NULL,
+            content TEXT NOT NULL
+        ) WITHOUT ROWID""")

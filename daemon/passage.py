@@ -87,6 +87,7 @@ def _again(session: Session) -> None:
     """Try at once what waits after an error: whoever asks for a passage may just have removed its cause."""
     if session.store.retry("error IS NOT NULL AND until IS NOT NULL", []):
         session.workers.wake()
+    session.merging.hurry()
 
 
 def _work(

@@ -82,6 +82,15 @@ def looks_at_siblings(item: Item, rule: WatchRule) -> bool:
     return bool({"best", "last"} & set(rule.publish))
 
 
+def merges(item: Item, others: Sequence[Item], rule: WatchRule) -> bool:
+    """Tell whether a rule wants a published artifact merged into its base."""
+    if item.kind != "adapter" or rule.merge == "never":
+        return False
+    if rule.merge == "best":
+        return is_best(item, others, rule.best)
+    return rule.merge == "all" or is_last(item, others)
+
+
 def is_last(item: Item, others: Sequence[Item]) -> bool:
     """Tell whether nothing of its kind in the run has a greater step; what was not judged yet may be of its kind."""
     return all(_order(other) <= _order(item) for other in others if other.kind in {item.kind, ""})

@@ -18,6 +18,7 @@ from weighbridge.daemon import state
 from weighbridge.daemon.folders import Folders
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import ACTIVE, Job, JobStore
+from weighbridge.daemon.mergestore import Merge, MergeStore
 from weighbridge.registry import findings
 from weighbridge.registry.times import spelled
 from weighbridge.registry.types import Finding
@@ -33,6 +34,7 @@ def status(
     folders: Folders,
     homes: Homes,
     store: JobStore,
+    merges: MergeStore,
     *,
     started: float,
     trouble: str | None,
@@ -49,6 +51,7 @@ def status(
     closed = store.jobs("state IN ('blocked', 'quarantined')", limit=LISTED, order="updated_at DESC")
     drifted = store.jobs("state = 'done' AND findings LIKE '%source-drift%'", limit=LISTED, order="updated_at DESC")
     database = Path(settings.daemon.state, state.DATABASE)
+    merging = merges.merges("state NOT IN ('done', 'superseded')", limit=LISTED)
     return {
         "schema": SCHEMA,
         "written_at": spelled(now),
@@ -77,11 +80,17 @@ def status(
         "jobs": [_job(job) for job in active],
         "remotes": [_remote(settings, homes, name) for name in settings.remotes],
         "deliveries": _deliveries(store),
+        "merges": {
+            "counts": merges.counts(),
+            "executor": settings.merge.executor,
+            "listed": [merge_row(m) for m in merging],
+        },
         "skipped": _skipped(store),
         "problems": [
             *(_finding(f) for f in (*extra, *_watch_findings(folders), *_remote_findings(settings, homes))),
             *(problem for job in (*closed, *drifted) for problem in _problems(job)),
             *(_trouble(job) for job in active if job.until is not None and job.error is not None),
+            *(problem for merge in merging for problem in _merge_problems(merge)),
             *_damaged(store),
         ],
     }
@@ -145,6 +154,35 @@ def _remote(settings: Settings, homes: Homes, name: str) -> dict[str, Any]:
         "error": None if health.error is None else health.error.what,
         "why": None if health.error is None else health.error.why,
     }
+
+
+def merge_row(merge: Merge) -> dict[str, Any]:
+    """Return what people are told of a merge."""
+    return {
+        "ref": merge.ref,
+        "base": merge.base_ref or merge.base_id,
+        "result": merge.merged_name,
+        "n": merge.merged_n,
+        "dtype": merge.dtype,
+        "state": merge.shown,
+        "executor": merge.executor,
+        "job": merge.handle,
+        "tries": merge.tries,
+        "reason": merge.reason,
+        "until": None if merge.until is None else spelled(merge.until),
+        "updated_at": spelled(merge.updated_at),
+    }
+
+
+def _merge_problems(merge: Merge) -> list[dict[str, Any]]:
+    place = {"path": merge.path, "name": merge.name, "n": merge.n, "since": spelled(merge.updated_at)}
+    if merge.state in {"blocked", "quarantined"}:
+        return [_finding(f, **place, state=merge.state) for f in merge.findings_list]
+    if merge.error is None:
+        return []
+    fix = msgspec.json.decode(merge.error.encode()).get("fix")
+    found = findings.finding("merge-waits", merge.ref, merge.reason or "it waits", fix)
+    return [_finding(found, **place, state="waiting")]
 
 
 def _deliveries(store: JobStore) -> list[dict[str, Any]]:

@@ -21,13 +21,18 @@ from weighbridge.daemon import state as states
 from weighbridge.daemon.control import ControlServer
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.drain import Drains
+from weighbridge.daemon.executors.local import LocalExecutor
+from weighbridge.daemon.executors.slurm import SlurmExecutor
 from weighbridge.daemon.folders import Folders
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.intake import STAGING, Intake
 from weighbridge.daemon.jobs import Runner
 from weighbridge.daemon.jobstore import Job, JobStore
 from weighbridge.daemon.ledger import StoreLedger
+from weighbridge.daemon.mergestore import MergeStore
+from weighbridge.daemon.merging import SCRATCH, Merging
 from weighbridge.daemon.schedule import Clockwork
+from weighbridge.daemon.sequel import Merges
 from weighbridge.daemon.settle import Listing
 from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.daemon.watch import Hints
@@ -59,6 +64,7 @@ class Session:
     runner: Runner
     deliveries: Deliveries
     upkeep: Upkeep
+    merging: Merging
 
     def __init__(
         self,
@@ -77,6 +83,8 @@ class Session:
         self.started = time.time()
         self.beat = time.monotonic()
         self._catalog = opened.catalog
+        self.merges = MergeStore(opened.catalog)
+        self._local = LocalExecutor(self._wake_merging)
         self._environ = environ
         self._scan_only = scan_only
         self._stop = stop
@@ -113,8 +121,15 @@ class Session:
             self.store, self.homes, rules, settings.remotes, daemon,
             host=self._host, mountinfo=table, look=self._look, below=self._below, caches=hub_caches(self._environ),
         )  # fmt: skip
+        self.merging = Merging(
+            self.merges, self.store, self.homes, settings.merge,
+            {"local": self._local, "slurm": SlurmExecutor(settings.merge.slurm, self._environ)},
+            scratch=Path(settings.merge.scratch or self._state / SCRATCH) / self._owner.daemon[:8],
+            reserve=daemon.disk_reserve, caches=hub_caches(self._environ), wake_workers=self._wake_workers,
+        )  # fmt: skip
+        sequel = Merges(self.merges, self.intake, self.merging, host=self._host)
         self.runner = Runner(
-            self.store, self.homes, self.intake, self._owner, changed=self._changed, stopping=self._stop
+            self.store, self.homes, self.intake, self._owner, changed=self._changed, stopping=self._stop, sequel=sequel
         )
         scratch = self._state / STAGING
         self.deliveries = Deliveries(self.store, self.homes, settings.remotes, scratch)
@@ -145,7 +160,9 @@ class Session:
             self._ear.start()
         self._owe_mirrors()
         self.upkeep.sweep_own()
+        self.merging.sweep()
         self.workers.start()
+        self.merging.start()
         self._clockwork = Clockwork(self._turns(full=ear))
         self._clockwork.start()
 
@@ -173,8 +190,10 @@ class Session:
     def close(self) -> None:
         """Stop everything within STOP_WITHIN seconds; what is cut is repeated by the next start."""
         self._clockwork.stop()
+        self.merging.stop(0.0)
         if not self.workers.stop(STOP_WITHIN):
             _log.warning("a step was cut off; it is repeated at the next start")
+        self.merging.stop(1.0)
         self.hints.stop()
         with suppress(OSError, sqlite3.Error):
             self._export(state="stopped")
@@ -194,12 +213,15 @@ class Session:
         self.hints.stop()
         self._clockwork.stop()
         self._former.append(self.homes)  # a step under way may still need them
+        self.merging.stop(STOP_WITHIN)
         self._build(settings)
         self.hints.start(self.folders.roots, scan_only=self._scan_roots)
         self._owe_mirrors()
         self._clockwork = Clockwork(self._turns(full=True))
         self._clockwork.start()
         self.workers.wake()
+        self.merging.start()
+        self.merging.hurry()
         _log.info("the configuration was read again", extra={"config": settings.source})
 
     def _turns(self, *, full: bool) -> dict[str, tuple[float, Callable[[], object]]]:
@@ -214,6 +236,7 @@ class Session:
                 "feed": (60.0, self.upkeep.sync),
                 "verify": (3600.0, self.upkeep.verify),
                 "sweep": (86_400.0, self.upkeep.sweep),
+                "merges": (86_400.0, self.merging.sweep),
                 "status": (30.0, self._export),
             }
         return turns
@@ -246,6 +269,9 @@ class Session:
     def _wake_workers(self) -> None:
         self.workers.wake()
 
+    def _wake_merging(self) -> None:
+        self.merging.wake()
+
     def _changed(self, path: str) -> None:
         self.folders.reconsider(path)
 
@@ -277,6 +303,7 @@ class Session:
             and all(waiting.hopeless for waiting in self.folders.waiting())
             and self.workers.idle()
             and not self.deliveries.pending()
+            and self.merging.quiet()
         )
 
     def published(self) -> list[Job]:
@@ -299,6 +326,11 @@ class Session:
                     why="nothing under it was looked at",
                     fix=f"mount it, or mend root in {self.settings.source}",
                 )
+        for merge in self.merges.merges("state IN ('blocked', 'quarantined')"):
+            fix = next((f.fix for f in merge.findings_list if f.fix), None)
+            return errors.RefusedError(f"the merge of {merge.ref} is {merge.state}", why=merge.reason, fix=fix)
+        for merge in self.merges.merges("error IS NOT NULL AND until IS NOT NULL"):
+            return control.rebuild(msgspec.json.decode((merge.error or "{}").encode()))
         for waiting in self.folders.waiting():
             return errors.NotFinishedError(
                 f"{waiting.path} is not finished", why=waiting.reason, fix="registry inspect shows what is missing"
@@ -316,6 +348,7 @@ class Session:
             "drain": lambda args: self._drains.answer(self.folders, self.store, args),
             "recorded": self._op_recorded,
             "scan": self._op_scan,
+            "merges": self._op_merges,
         }
 
     def status(self) -> dict[str, Any]:
@@ -325,6 +358,7 @@ class Session:
             self.folders,
             self.homes,
             self.store,
+            self.merges,
             started=self.started,
             trouble=None if self.trouble is None else f"{self.trouble.what} ({self.trouble.why})",
             extra=self.findings,
@@ -350,6 +384,16 @@ class Session:
             "seconds": self.folders.full_seconds,
             "folders": self.folders.count,
         }
+
+    def _op_merges(self, args: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Cancel or try again what is named, and return every merge that is not over, or was just named."""
+        named = []
+        if args.get("cancel"):
+            named = self.merging.cancel(str(args["cancel"]))
+        elif args.get("retry"):
+            named = self.merging.retry(str(args["retry"]))
+        rows = named or self.merges.merges("state NOT IN ('done', 'superseded')")
+        return [report.merge_row(one) for one in rows]
 
     def _op_recorded(self, args: Mapping[str, Any]) -> dict[str, Any]:
         path = os.path.normpath(str(args.get("path") or ""))

@@ -28,6 +28,7 @@ from weighbridge.config import mounts
 from weighbridge.daemon.folders import Known
 from weighbridge.daemon.intake import STAGING
 from weighbridge.daemon.jobstore import JobStore
+from weighbridge.daemon.mergestore import MergeStore
 from weighbridge.registry import disk, findings
 from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.errors import DeniedError, DiskFullError, UsageError, WeighbridgeError
@@ -137,6 +138,7 @@ def _open(path: Path) -> tuple[Catalog, JobStore]:
         store = JobStore(catalog)
         _check_schema(catalog)
         store.check()
+        MergeStore(catalog).check()
     except BaseException:
         catalog.close()
         raise

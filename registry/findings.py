@@ -248,6 +248,8 @@ CODES: Final[dict[str, Code]] = {
     "late-file": Code("warn", "a folder changed after a version of it was published; this version supersedes that one"),
     "source-drift": Code("warn", "bytes of a published folder changed though names, sizes and times did not"),
     "job-quarantined": Code("block", "a job failed again and again in ways nobody foresaw", integrity=True),
+    "merge-not-made": Code("block", "a merge that a rule asks for gets no further", integrity=True),
+    "merge-waits": Code("warn", "a merge that a rule asks for waits; the message says for what"),
     "mirror-diverged": Code("block", "a mirror holds something else under this name or number", integrity=True),
     "watch-limit": Code("warn", "the kernel has no watches left, so folders are scanned only"),
     "database-damaged": Code("warn", "the daemon's database was damaged and is filled again"),

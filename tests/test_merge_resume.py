@@ -177,7 +177,7 @@ def test_two_at_once_do_not_write_into_each_other(tmp_path: Path) -> None:
     identity = start.plan_identity(seen.planned.plan, seen.bundle)
     stage = tmp_path / f".out.merge-{identity[:12]}"
     stage.mkdir()
-    with start._held(stage), pytest.raises(ConflictError):
+    with start.held(stage), pytest.raises(ConflictError):
         start.merge(seen, tmp_path / "out")
     start.merge(seen, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -133,6 +133,16 @@ def test_paths_are_those_of_this_installation(tmp_path: Path) -> None:
     assert sum(line.startswith("ExecStart=") for line in lines) == 1
 
 
+def test_a_scratch_folder_for_merges_is_writable_and_made(tmp_path: Path) -> None:
+    """A service that may write nowhere else can write where its merges are made; the command that makes it is named."""
+    config = configured(tmp_path)
+    config.write_text(config.read_text() + f'[merge]\nscratch = "{tmp_path}/shared"\n')
+    config.chmod(0o644)
+    done = install_unit(user=False, to=tmp_path / "units", config=config, program=program(tmp_path), environ={})
+    assert f"ReadWritePaths=-{tmp_path}/shared" in done.paths[0].read_text().splitlines()
+    assert f"install -d -o weighbridge -g weighbridge -m 0700 {tmp_path}/shared" in done.commands
+
+
 def test_the_script_of_this_interpreter_is_found() -> None:
     """Without another choice the unit starts the `registryd` beside this Python."""
     assert install.find_program() == Path(sys.executable).parent / "registryd"

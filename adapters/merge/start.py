@@ -9,10 +9,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -63,44 +63,127 @@ def merge(
     that holds something else or is being written, DiskFullError, and what the child process raises; then nothing is
     published, and the same call goes on with the files that were finished.
     """
+    ready = _ready(look, target)
+    if isinstance(ready, Merged):
+        return ready
+    _make(ready)
+    with held(ready.stage):
+        computed = _computed(look, ready.plan, ready.stage, unchanged=unchanged, progress=progress)
+        plan = computed.plan if computed is not None else ready.plan
+        begun = _begun(ready, plan, workers)
+        result = worker.run(TASK, begun.request, memory=begun.memory, progress=progress)
+        if computed is not None:
+            result |= {"computed": computed.facts, "formula": _by_peft(computed.facts["merged_by"])}
+            result["fidelity"]["tensors_unchanged"] += computed.still
+        more = computed.findings if computed is not None else []
+        return _settle(look, ready, plan, result, more, unchanged=unchanged)
+
+
+class Begun(Value, frozen=True):
+    """A merge that is ready to be carried out: its staging folder, and what the child process is told.
+
+    `memory` bounds the child's own data in bytes. Two begun in the same way are equal, so a second hand goes on.
+    """
+
+    stage: str
+    target: str
+    plan: str
+    request: dict[str, Any]
+    memory: int
+
+
+class _Ready(NamedTuple):
+    """What is about to be carried out, and where: every refusal that needs no byte of the weights lies behind it."""
+
+    plan: Plan
+    bundle: Bundle
+    identity: str
+    target: Path
+    stage: Path
+
+
+def begin(look: Look, target: Path, *, workers: int | None = None) -> Begun | Merged:
+    """Refuse, make room and write the plan down; or return the same merge where the target holds it already.
+
+    Raises what `merge` raises before the first byte, and RefusedError for what only PEFT's layers compute: that is
+    done beside `merge`, which waits for it.
+    """
+    ready = _ready(look, target)
+    if isinstance(ready, Merged):
+        return ready
+    if any(step.computed for step in ready.plan.steps):
+        raise errors.RefusedError(
+            "this type of adapter is merged by hand only",
+            why="PEFT's own layers compute it, with the whole model in memory",
+            fix="registry merge merges and publishes it on a machine with enough memory",
+        )
+    _make(ready)
+    return _begun(ready, ready.plan, workers)
+
+
+def _ready(look: Look, target: Path) -> _Ready | Merged:
     plan, bundle = _allowed(look)
     identity = plan_identity(plan, bundle)
     target = Path(os.path.abspath(target))  # noqa: PTH100 - a link on the way stays as it is named
     there = _already(target, identity)
     if there is not None:
         return there
-    stage = target.parent / f".{target.name}.merge-{identity[:12]}"
-    with speaking(f"{target} cannot be written"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _room(target.parent, stage, plan)
-        stage.mkdir(exist_ok=True)
-    with _held(stage):
-        computed = _computed(look, plan, stage, unchanged=unchanged, progress=progress)
-        plan = computed.plan if computed is not None else plan
-        with speaking(f"{stage} cannot be written"):
-            (stage / "plan.msgpack").write_bytes(msgspec.msgpack.encode(plan))
-            (stage / "bundle.msgpack").write_bytes(msgspec.msgpack.encode(bundle))
-        result = worker.run(
-            TASK,
-            {"stage": str(stage), "plan": identity, "workers": workers or _workers(plan)},
-            memory=_MEMORY + 4 * sum(source.size for source in plan.sources[plan.base_files :]),
-            progress=progress,
+    return _Ready(plan, bundle, identity, target, target.parent / f".{target.name}.merge-{identity[:12]}")
+
+
+def _make(ready: _Ready) -> None:
+    with speaking(f"{ready.target} cannot be written"):
+        ready.target.parent.mkdir(parents=True, exist_ok=True)
+        _room(ready.target.parent, ready.stage, ready.plan)
+        ready.stage.mkdir(exist_ok=True)
+
+
+def _begun(ready: _Ready, plan: Plan, workers: int | None) -> Begun:
+    with speaking(f"{ready.stage} cannot be written"):
+        # The same bytes whoever writes them: a child that reads them meanwhile must not find half of them.
+        _replace(ready.stage / "plan.msgpack", msgspec.msgpack.encode(plan))
+        _replace(ready.stage / "bundle.msgpack", msgspec.msgpack.encode(ready.bundle))
+    return Begun(
+        stage=str(ready.stage),
+        target=str(ready.target),
+        plan=ready.identity,
+        request={"stage": str(ready.stage), "plan": ready.identity, "workers": workers or _workers(plan)},
+        memory=_MEMORY + 4 * sum(source.size for source in plan.sources[plan.base_files :]),
+    )
+
+
+def finish(look: Look, target: Path, result: dict[str, Any], *, unchanged: bool = False) -> Merged:
+    """Judge what a child process of `begin` wrote and publish the folder by one rename.
+
+    Raises what `merge` raises after the child, and SourceChangedError where `look` gives another plan by now.
+    """
+    ready = _ready(look, target)
+    if isinstance(ready, Merged):
+        return ready
+    if not (ready.stage / "out").is_dir():
+        raise errors.SourceChangedError(
+            "the merge was made from something else",
+            why="adapter or base changed since it was begun",
+            fix="merge again",
         )
-        if computed is not None:
-            result |= {"computed": computed.facts, "formula": _by_peft(computed.facts["merged_by"])}
-            result["fidelity"]["tensors_unchanged"] += computed.still
-        found = [*look.findings, *_judged(result, stage, plan, unchanged=unchanged)]
-        found += computed.findings if computed is not None else []
-        facts = {**look.facts, **_facts(result)}
-        record = _record(look, identity, result, found)
-        out = stage / "out"
-        with speaking(f"{target} cannot be written"):
-            _write(out / RECORD, record)
-            sync_folder(out)
-            out.rename(target)
-            sync_folder(target.parent)
-    shutil.rmtree(stage, ignore_errors=True)
-    return Merged(path=str(target), plan=identity, files=result["files"], facts=facts, findings=found)
+    with held(ready.stage):
+        return _settle(look, ready, ready.plan, result, [], unchanged=unchanged)
+
+
+def _settle(
+    look: Look, ready: _Ready, plan: Plan, result: dict[str, Any], more: Sequence[Finding], *, unchanged: bool
+) -> Merged:
+    found = [*look.findings, *_judged(result, ready.stage, plan, unchanged=unchanged), *more]
+    facts = {**look.facts, **_facts(result)}
+    record = _record(look, ready.identity, result, found)
+    out = ready.stage / "out"
+    with speaking(f"{ready.target} cannot be written"):
+        _write(out / RECORD, record)
+        sync_folder(out)
+        out.rename(ready.target)
+        sync_folder(ready.target.parent)
+    shutil.rmtree(ready.stage, ignore_errors=True)
+    return Merged(path=str(ready.target), plan=ready.identity, files=result["files"], facts=facts, findings=found)
 
 
 def _computed(
@@ -126,6 +209,12 @@ def _computed(
 
 def _by_peft(versions: Mapping[str, Any]) -> str:
     return f"round(merge_and_unload() of PEFT {versions['peft']}), in fp32, rounded once"
+
+
+def _replace(path: Path, body: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(body)
+    fresh.replace(path)
 
 
 def plan_identity(plan: Plan, bundle: Bundle) -> str:
@@ -211,7 +300,7 @@ def _room(parent: Path, stage: Path, plan: Plan) -> None:
 
 
 @contextmanager
-def _held(stage: Path) -> Iterator[None]:
+def held(stage: Path) -> Iterator[None]:
     """Hold the staging folder against others. Raises ConflictError when another process has it."""
     descriptor = os.open(stage / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -11,7 +11,7 @@ from weighbridge.config import places
 from weighbridge.config.mounts import read_table
 from weighbridge.config.settings import Settings
 from weighbridge.registry.cli import context, options
-from weighbridge.registry.cli.checks import folders, machine, remotes
+from weighbridge.registry.cli.checks import folders, machine, merges, remotes
 from weighbridge.registry.cli.checks.check import FAIL, OK, WARN, Check, guarded
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.errors import WeighbridgeError
@@ -70,6 +70,7 @@ def run(config: str | None, remote: str | None, *, write: bool) -> Iterator[Chec
         yield from guarded("inotify", machine.inotify)
         yield from guarded("jail", machine.jailed)
         yield from guarded("extras", partial(machine.extras, settings))
+        yield from guarded("merge", partial(merges.merges, settings))
     every = dict(settings.remotes)
     if os.environ.get("WEIGHBRIDGE_REMOTE"):
         chosen = context.choose_remote(settings)

@@ -93,6 +93,11 @@ def lines(told: Mapping[str, Any], *, wide: bool = False) -> Iterator[tuple[str,
     if told["skipped"]["reasons"]:
         counts = ", ".join(f"{count} {reason}" for reason, count in sorted(told["skipped"]["reasons"].items()))
         yield "set aside", f" {counts}   {size(told['skipped']['bytes'])}"
+    merges = told.get("merges") or {"listed": []}
+    for number, merge in enumerate(merges["listed"][: None if wide else 6]):
+        yield "" if number else "merges", _merge(merge)
+    if len(merges["listed"]) > 6 and not wide:
+        yield "", f"and {len(merges['listed']) - 6} more (-o wide)"
     yield "remotes", "   ".join(_remote(remote) for remote in told["remotes"]) or "none"
     for delivery in told["deliveries"][: None if wide else 6]:
         why = f": {delivery['reason']}" if delivery["reason"] else ""
@@ -120,6 +125,13 @@ def _queue(counts: Mapping[str, int]) -> str:
     if counts.get("unfinished"):
         words.append(f"{counts['unfinished']} waiting for files")
     return f"{', '.join(words) or 'nothing to do'}   {counts.get('done', 0)} done"
+
+
+def _merge(merge: Mapping[str, Any]) -> str:
+    where = f" by {merge['executor']}" if merge["executor"] else ""
+    job = f" job {merge['job']}" if merge["job"] and merge["executor"] == "slurm" else ""
+    why = f": {merge['reason']}" if merge["reason"] else ""
+    return f"{merge['state']:<10} {merge['ref']} to {merge['dtype']}{where}{job}{why}"
 
 
 def _remote(remote: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ PROOFS = (
     Proof("hub_kill", ("--every", "9"), ("--every", "18"), 300),
     Proof("merge", ("--kills", "12"), ("--kills", "6"), 300),
     Proof("powerloss", ("--seconds", "90"), ("--rounds", "1", "--points", "6"), 200),
+    Proof("slurm", ("--quick",), ("--quick",), 120),
 )
 TOTAL = 35 * 60
 

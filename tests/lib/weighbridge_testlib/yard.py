@@ -76,6 +76,8 @@ class Yard:
         daemon: Mapping[str, Any] | None = None,
         watch: Mapping[str, Any] | None = None,
         remote: Mapping[str, Any] | None = None,
+        merge: Mapping[str, Any] | None = None,
+        slurm: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the configuration: a short scan, no reserve, everything published; the arguments add or replace keys.
 
@@ -98,6 +100,7 @@ class Yard:
         } | dict(watch or {})
         of_remote: dict[str, Any] = {"url": str(self.remote)} | dict(remote or {})
         tables = {"[daemon]": of_daemon, "[[watch]]": of_watch, "[remotes.team]": of_remote}
+        tables |= {title: dict(of) for title, of in (("[merge]", merge), ("[merge.slurm]", slurm)) if of is not None}
         lines = [line for table, values in tables.items() for line in (table, *_keys(values), "")]
         self.config.write_text("\n".join(lines))
 

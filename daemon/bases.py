@@ -1,0 +1,132 @@
+"""Where the base of an adapter lies: what was recorded decides, and nothing is fetched from outside.
+
+Looked for in this order: the folder the adapter itself names, the folders of `[merge] bases`, the Hub caches, the home
+registry. A base whose content was recorded is that content or it is another one.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from weighbridge.adapters import layout, license  # noqa: A004 - the module is about licences
+from weighbridge.daemon.homes import Home
+from weighbridge.registry import errors
+from weighbridge.registry.flow.pull import pull
+from weighbridge.registry.hub_rules import is_repo_id
+from weighbridge.registry.refs import shown
+from weighbridge.registry.types import BaseFacts
+
+CONFIG: Final = "adapter_config.json"
+
+
+class Found(NamedTuple):
+    """A base at hand; `ref` and `content` are those of a published version, None for a folder of somebody's."""
+
+    path: Path
+    ref: str | None = None
+    content: str | None = None
+
+
+class Wanted(NamedTuple):
+    """What is known of a base: id and revision, content where it was recorded, and the path the adapter was made on."""
+
+    id: str | None
+    revision: str | None = None
+    content: str | None = None
+    path: str | None = None
+
+    @property
+    def words(self) -> str:
+        """How people are told of it."""
+        name = self.id or self.path or self.content or "unknown"
+        return f"{name} at {self.revision}" if self.revision and self.id else name
+
+
+def wanted(facts: BaseFacts, *folders: Path) -> Wanted:
+    """Return what is known of an adapter's base from its manifest and, for paths, from its own config."""
+    for folder in folders:
+        named = _config(folder).get("base_model_name_or_path")
+        if isinstance(named, str) and named.startswith("/"):
+            return Wanted(facts.id if facts.id != named else None, facts.revision, facts.content, named)
+    return Wanted(facts.id, facts.revision, facts.content)
+
+
+def find(
+    want: Wanted,
+    home: Home,
+    *,
+    folders: Sequence[Path],
+    caches: Sequence[Path],
+    scratch: Path,
+    moved: Callable[[int], None] = lambda _count: None,
+) -> Found:
+    """Return the base; one that is only in the registry is pulled into `scratch`.
+
+    Raises NotFinishedError that names the base and what to do, and what a pull raises.
+    """
+    named = want.path or ""
+    if named and Path(named, layout.MODEL_CONFIG).is_file():
+        return Found(Path(named))
+    identity = want.id or ""
+    if is_repo_id(identity):
+        for folder in folders:
+            for place in (folder / identity, folder / identity.rpartition("/")[2]):
+                if (place / layout.MODEL_CONFIG).is_file():
+                    return Found(place)
+        cached = license.cache_folder(identity, want.revision, caches)
+        if cached is not None:
+            return Found(cached)
+    row = _published(want, home)
+    if row is not None:
+        name, n = str(row["name"]), int(row["n"])
+        place = scratch / "bases" / home.name / f"{name}@v{n}"
+        pull(
+            home.remote, name, n, place, manifest_sha256=row["manifest"], card_sha256=row["card"],
+            progress=lambda _path, count: moved(count),
+        )  # fmt: skip
+        return Found(place, f"{name}@v{n}", str(row["content"]))
+    raise _missing(want, folders, caches)
+
+
+def _published(want: Wanted, home: Home) -> dict[str, Any] | None:
+    """Return the version of the home registry that is this base: of its content, else of its name."""
+    if want.content:
+        rows = home.catalog.by_content(want.content.removeprefix("sha256:"))
+        return next((dict(row) for row in rows if row["state"] == "committed"), None)
+    if want.id and "/" not in want.id and "@" in want.id:
+        try:
+            row = home.catalog.find(want.id)
+        except errors.UsageError:
+            return None
+        return dict(row) if row is not None else None
+    return None
+
+
+def _missing(want: Wanted, folders: Sequence[Path], caches: Sequence[Path]) -> errors.NotFinishedError:
+    places = [str(folder) for folder in (*folders, *caches)]
+    if want.id is None and want.path is None and want.content is None:
+        return errors.NotFinishedError(
+            "the adapter does not say which base it belongs to",
+            why="neither its config nor its card nor weighbridge.yaml names one",
+            fix="write 'base' into the run's weighbridge.yaml for the next version, or: registry merge --base",
+        )
+    get = f"hf download {want.id}" + (f" --revision {want.revision}" if want.revision else "")
+    fix = f"{get}, or name a folder that holds it in [merge] bases" if is_repo_id(want.id) else (
+        "put it there, or name a folder that holds it in [merge] bases"
+    )  # fmt: skip
+    return errors.NotFinishedError(
+        f"the base {shown(want.words)} is not here",
+        why=f"looked in {', '.join(places) or 'no folder'} and in the registry; nothing is fetched by itself",
+        fix=f"{fix}; it is looked for again every few minutes",
+        base=want.id or want.path,
+        revision=want.revision,
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

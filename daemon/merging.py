@@ -1,0 +1,502 @@
+"""From a published adapter to a merged model: the order of a merge's steps, and what becomes of one that fails.
+
+    wanted -> submitting -> running -> merged -> publishing -> done
+
+One thread looks at what is due. Every step can be repeated after a kill: the merge itself goes on where its journal
+ends, a try is found again by its key, and whether it succeeded is told by the file it leaves. From `merged` on the
+result is a job like any other (`jobs.Runner`): staged, sealed, claimed under the derivation, uploaded, decided.
+"""
+
+import logging
+import random
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from weighbridge.adapters.merge import batch, start
+from weighbridge.adapters.merge.preview import Look
+from weighbridge.config.settings import MergeSettings
+from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
+from weighbridge.daemon.homes import Homes
+from weighbridge.daemon.jobs import CutOffError, delay
+from weighbridge.daemon.jobstore import FRESH, JobStore
+from weighbridge.daemon.merge_sides import Sides, made_before, sides
+from weighbridge.daemon.mergestore import ACTIVE, CLOSED, Merge, MergeStore
+from weighbridge.daemon.records import encode
+from weighbridge.registry import control, disk, errors, findings
+from weighbridge.registry.flow import merged
+from weighbridge.registry.types import Finding
+
+SCRATCH: Final = "merge"
+"""Where merges are made inside the state folder, when the configuration names no other place."""
+
+PART: Final = "merged"
+"""The part of a job that publishes a merged model."""
+
+BARREN_MAX: Final = 3
+"""Tries in a row that finished no file after which somebody has to look."""
+
+KEPT: Final = 2 * 86_400.0
+"""Seconds for which what a merge left is kept after it was given up: another try goes on from there."""
+
+_IDLE: Final = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Merging:
+    """Carries merges on in a thread of its own; `wake_workers` is told when there is something to publish."""
+
+    def __init__(
+        self,
+        store: MergeStore,
+        jobs: JobStore,
+        homes: Homes,
+        settings: MergeSettings,
+        executors: Mapping[str, Executor],
+        *,
+        scratch: Path,
+        reserve: int = 0,
+        caches: Sequence[Path] = (),
+        wake_workers: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._homes = homes
+        self._settings = settings
+        self._executors = executors
+        self._scratch = scratch
+        self._reserve = reserve
+        self._caches = caches
+        self._wake_workers = wake_workers
+        self._clock = clock
+        self._work = threading.Event()
+        self._stopping = threading.Event()
+        self._next: dict[int, float] = {}
+        self._thread: threading.Thread | None = None
+        self._steps: Mapping[str, Callable[[Merge], Merge | None]] = {
+            "wanted": self._prepare,
+            "submitting": self._submit,
+            "running": self._follow,
+            "merged": self._hand_over,
+            "publishing": self._await_version,
+        }
+
+    # -- the thread
+
+    def start(self) -> None:
+        """Begin to carry merges on."""
+        self._thread = threading.Thread(target=self._loop, name="merging", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at what is due now."""
+        self._work.set()
+
+    def stop(self, seconds: float) -> bool:
+        """Begin nothing any more; return whether the step under way ended in time."""
+        self._stopping.set()
+        self._work.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        woken = True
+        while not self._stopping.is_set():
+            wait = _IDLE
+            try:
+                wait = self.round(woken=woken)
+            except sqlite3.Error as error:
+                _log.warning("merges wait for the database", extra={"why": str(error)})
+                wait = 5.0
+            except Exception:  # noqa: BLE001 - the next round comes whatever happened in this one
+                _log.exception("looking at the merges failed")
+                wait = 5.0
+            woken = self._work.wait(wait)
+            self._work.clear()
+
+    def round(self, *, woken: bool = True) -> float:
+        """Carry on what is due, once; return the seconds until something is due again.
+
+        `woken`: something happened, so that nobody waits for the next look.
+        """
+        for merge in self._store.active():
+            if self._stopping.is_set():
+                return 0.0
+            if woken:
+                self._next.pop(merge.id, None)
+            if self._wait(merge) <= 0:
+                self.run(merge)
+        waits = [self._wait(merge) for merge in self._store.active()]
+        return max(0.1, min([_IDLE, *waits]))
+
+    def run(self, merge: Merge) -> None:
+        """Carry one merge on until it has to wait for something."""
+        current: Merge | None = merge
+        while current is not None and current.state in ACTIVE and not self._stopping.is_set():
+            before = current
+            current = self.attempt(current)
+            if current is None or current.state in {before.state, *CLOSED} or current.until is not None:
+                return
+
+    def attempt(self, merge: Merge) -> Merge | None:
+        """Carry out one step and turn whatever it raises into the merge's next state."""
+        self._next[merge.id] = time.monotonic() + self._pause(merge)
+        try:
+            if merge.until is not None:
+                merge = self._store.advance(merge, until=None) or merge
+            return self._steps[merge.state](merge)
+        except CutOffError:
+            return None
+        except errors.WeighbridgeError as error:
+            return self._failed(merge, error)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # noqa: BLE001 - a poison merge must not stop the others
+            return self._unforeseen(merge, error)
+
+    def _wait(self, merge: Merge) -> float:
+        if merge.until is not None:
+            return merge.until - self._clock()
+        if merge.state == "wanted" and not self._executor(self._settings.executor).room():
+            return _IDLE  # whoever ends a merge wakes us
+        return self._next.get(merge.id, 0.0) - time.monotonic()
+
+    def _pause(self, merge: Merge) -> float:
+        if merge.state in {"submitting", "running"}:
+            return self._executor(merge.executor or self._settings.executor).pause
+        return 2.0
+
+    def quiet(self) -> bool:
+        """Tell whether nothing is left here but to wait for others: a base, a remote, a cluster."""
+        return not any(self._busy(merge) for merge in self._store.active())
+
+    def _busy(self, merge: Merge) -> bool:
+        if merge.until is not None and merge.until > self._clock():
+            return False
+        if merge.state in {"submitting", "running"}:
+            return merge.executor == "local" or merge.state == "submitting"
+        if merge.state == "publishing":
+            job = self._jobs.job(merge.job or 0)
+            return job is None or job.state in {"done", "superseded", "vanished"}
+        return True
+
+    # -- the steps
+
+    def _prepare(self, merge: Merge) -> Merge | None:
+        """Bring both sides together, and write down what is to be done."""
+        kind = self._settings.executor
+        if not self._executor(kind).room():
+            return merge
+        both = self.sides(merge)
+        name = merged.merged_name(merge.name, merge.dtype)
+        derivation = merged.derivation([both.adapter], both.base, merge.dtype)
+        known = {
+            "merged_name": name, "derivation": derivation, "base_ref": both.base.ref,
+            "base_content": both.base.content, "base_path": str(both.seen.base.root) if both.seen.base else None,
+        }  # fmt: skip
+        there = made_before(self._homes.get(merge.home), name, derivation)
+        if there is not None:
+            self._clear(merge)
+            return self._store.advance(
+                merge, "done", event="merge joined", merged_n=there, reason=None, error=None, **known
+            )
+        self._room(both.seen)
+        begun = start.begin(both.seen, self.target(merge), workers=self._executor(kind).workers)
+        if isinstance(begun, start.Merged):
+            return self._store.advance(merge, "merged", plan=begun.plan, **FRESH | known)
+        fresh = msgspec.structs.replace(merge, plan=begun.plan, tries=merge.tries + 1)
+        batch.write_request(fresh.key, begun)
+        return self._store.advance(
+            merge, "submitting", plan=begun.plan, stage=begun.stage, tries=fresh.tries, executor=kind, handle=None,
+            submitted_at=None, finished=batch.finished(Path(begun.stage)), **FRESH | known,
+        )  # fmt: skip
+
+    def _room(self, seen: Look) -> None:
+        """Raise DiskFullError where a result would eat into what stays free for others."""
+        size = seen.planned.plan.size if seen.planned is not None and seen.planned.plan is not None else 0
+        free = disk.free_bytes(self._scratch)
+        if free - size < self._reserve:
+            raise errors.DiskFullError(
+                f"there is no room for the merged model in {self._scratch}",
+                why=f"it needs {size} bytes, {free} are free, {self._reserve} stay free",
+                fix="free some space, lower [daemon] disk_reserve, or set [merge] scratch to another disk",
+                needed_bytes=size,
+                free_bytes=free,
+            )
+
+    def _submit(self, merge: Merge) -> Merge | None:
+        """Submit a try, unless it is found: we may have been killed right after we did."""
+        if self._answer(merge) is not None:
+            return self._store.advance(merge, "running", event="merge begun")
+        executor, work = self._executor(merge.executor), self._work_of(merge)
+        seen = executor.look(work)
+        match seen:
+            case Absent() if merge.executor != self._settings.executor:
+                return self._store.advance(merge, "wanted", reason="merges are made elsewhere now", error=None)
+            case Absent():
+                # From here on only Slurm can tell whether it was submitted.
+                noted = self._store.advance(merge, submitted_at=self._clock())
+                if noted is None:
+                    return None
+                merge, handle = noted, executor.submit(work)
+            case Live(handle):
+                pass
+            case Unknown() if merge.submitted_at is None and merge.executor != self._settings.executor:
+                return self._store.advance(merge, "wanted", reason="merges are made elsewhere now", error=None)
+            case Unknown(why, fix):
+                raise errors.UnreachableError("the merge cannot be submitted", why=why, fix=fix)
+            case Gone():
+                return self._ended(merge, seen)
+        return self._store.advance(merge, "running", event="merge begun", handle=handle, **FRESH)
+
+    def _follow(self, merge: Merge) -> Merge | None:
+        """Take what a try left; without an answer, ask whether it is worth waiting for one."""
+        answer = self._answer(merge)
+        if answer is None:
+            seen = self._executor(merge.executor).look(self._work_of(merge))
+            answer = self._answer(merge)  # it may have come while we asked
+            if answer is None:
+                return self._ended(merge, seen)
+        if answer.error is not None:
+            error = control.rebuild(answer.error)
+            _log.warning("a merge failed", extra={"ref": merge.ref, "why": _words(error)})
+            if type(error) is errors.WeighbridgeError:  # the child did not finish, and nobody knows better
+                return self._ended(merge, Gone(_words(error), "again", error.fix))
+            # The answer of this try stands for ever: whatever comes next is another try.
+            again = self._store.advance(merge, "wanted", handle=None)
+            return None if again is None else self._failed(again, error)
+        return self._store.advance(merge, "merged", event="merge made", host=answer.host, **FRESH)
+
+    def _ended(self, merge: Merge, seen: Seen) -> Merge | None:
+        """Return a merge after a look at a try that has left no answer."""
+        match seen:
+            case Live(handle, why):
+                return self._store.advance(merge, handle=handle, reason=why, error=None)
+            case Unknown(why, fix):
+                told = f"{why}; the merge is taken to go on"
+                error = errors.describe(errors.UnreachableError(told, fix=fix)) if fix else None
+                described = msgspec.json.encode(error).decode() if error is not None else None
+                return self._store.advance(merge, reason=told, error=described)
+            case Absent():
+                fair = merge.executor == "local"  # its process ended with the daemon
+                return self._again(merge, "it is not known any more and left no result", fair=fair)
+            case Gone(why, "stop", fix):
+                return self._block(merge, findings.finding("merge-not-made", merge.ref, why, fix), why)
+            case Gone(why, "cancelled"):
+                return self._store.advance(
+                    merge, "cancelled", event="merge cancelled", was=merge.state, reason=why, until=None, error=None
+                )
+            case Gone(why, _, fix, fair):
+                return self._again(merge, why, fix=fix, fair=fair)
+
+    def _again(self, merge: Merge, why: str, *, fix: str | None = None, fair: bool = False) -> Merge | None:
+        """Try a merge once more; one that gets nowhere several times in a row waits for somebody."""
+        grown = batch.finished(Path(merge.stage or "/")) > merge.finished
+        barren = 0 if grown else merge.barren if fair else merge.barren + 1
+        if barren >= BARREN_MAX:
+            message = f"it was tried {merge.tries} times and gets no further: {why}"
+            cure = fix or f"look at the log, then: registryd merges --retry {merge.ref}"
+            found = findings.finding("merge-not-made", merge.ref, message, cure)
+            return self._block(merge, found, message)
+        until = None
+        if not fair or merge.executor != "local":
+            until = self._clock() + delay(errors.WeighbridgeError(why), barren, random.random())  # noqa: S311 - jitter
+        return self._store.advance(
+            merge, "wanted", event="merge again", reason=why, barren=barren, until=until, handle=None, error=None
+        )
+
+    def _hand_over(self, merge: Merge) -> Merge | None:
+        """Judge the result, give it its folder, and make it a job that publishes it."""
+        both = self.sides(merge)
+        answer = self._answer(merge)
+        target = self.target(merge)
+        lost = False
+        try:
+            done = start.finish(both.seen, target, (answer.result if answer else None) or {})
+            lost = any(finding.code == "merge-update-lost" for finding in done.findings)
+        except errors.RefusedError as error:
+            lost = any(_code(f) == "merge-changes-nothing" for f in error.data.get("findings") or [])
+            if not lost or not _finer(merge):
+                raise
+        if lost and _finer(merge):
+            shutil.rmtree(target, ignore_errors=True)
+            why = f"{merge.dtype} cannot hold the adapter's change"
+            return self._store.advance(
+                merge, "wanted", event="merge in fp32", dtype="fp32", reason=why, stage=None, plan=None, until=None
+            )
+        with self._store.transaction():
+            job = self._jobs.follow_up(
+                root=merge.root, path=str(target), part=PART, fingerprint=merge.plan or "", kind="merged",
+                run_path=merge.run_path, run_id=merge.run_id, project=merge.project, run=merge.run, home=merge.home,
+                name=merge.merged_name, step=merge.step, metric=merge.metric, best_hint=merge.best_hint,
+            )  # fmt: skip
+            fresh = self._store.advance(merge, "publishing", job=job.id, **FRESH)
+        self._wake_workers()
+        return fresh
+
+    def _await_version(self, merge: Merge) -> Merge | None:
+        job = self._jobs.job(merge.job or 0)
+        if job is None or job.state in {"superseded", "vanished"}:
+            why = job.reason if job is not None and job.reason else "its folder changed"
+            return self._again(msgspec.structs.replace(merge, stage=None), why)
+        if job.state != "done":
+            stuck = job.state in {"blocked", "quarantined"}
+            return self._store.advance(merge, reason=f"its publication is {job.state}: {job.reason}" if stuck else None)
+        self._clear(merge)
+        return self._store.advance(merge, "done", event="merge done", merged_n=job.n, stage=None, **FRESH)
+
+    # -- its parts
+
+    def sides(self, merge: Merge) -> Sides:
+        """Return both sides of a merge; raises as `merge_sides.sides`."""
+        return sides(
+            merge, self._homes.get(merge.home), self._store,
+            adapter=self._place(merge) / "adapter", folders=[Path(folder) for folder in self._settings.bases],
+            caches=self._caches, scratch=self._scratch, moved=self._moved,
+        )  # fmt: skip
+
+    def _moved(self, _count: int) -> None:
+        """Stop between two bytes when the daemon is to end."""
+        if self._stopping.is_set():
+            raise CutOffError
+
+    def target(self, merge: Merge) -> Path:
+        """Return the folder that will hold a merge's result."""
+        return self._place(merge) / f"{PART}-{merge.dtype}"
+
+    def _place(self, merge: Merge) -> Path:
+        return self._scratch / "jobs" / merge.home / merge.ref
+
+    def _executor(self, kind: str | None) -> Executor:
+        return self._executors[kind or "local"]
+
+    def _work_of(self, merge: Merge) -> Work:
+        stage = Path(merge.stage or "/")
+        return Work(key=merge.key, stage=str(stage), memory=batch.memory(stage), handle=merge.handle)
+
+    def _answer(self, merge: Merge) -> batch.Answer | None:
+        return batch.answer(Path(merge.stage), merge.key, merge.plan or "") if merge.stage else None
+
+    def _clear(self, merge: Merge) -> None:
+        shutil.rmtree(self._place(merge), ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what merges left that nobody will go on with; what we do not know of may be a try we forgot."""
+        known = {self._place(one): one for one in self._store.merges()}
+        since = self._clock() - KEPT
+        for folder in self._scratch.glob("jobs/*/*"):
+            one = known.get(folder)
+            with suppress(OSError):
+                at = folder.stat().st_mtime if one is None else one.updated_at
+                if one is not None and (one.state in ACTIVE or (one.state in CLOSED and at > since)):
+                    continue
+                if one is not None or at < since:
+                    shutil.rmtree(folder, ignore_errors=True)
+        if not self._store.active():
+            shutil.rmtree(self._scratch / "bases", ignore_errors=True)
+
+    # -- what people ask
+
+    def cancel(self, ref: str) -> list[Merge]:
+        """Give up the merges of an adapter version, and end what runs. Raises NotFoundError, UnreachableError."""
+        ended = []
+        for merge in self._named(ref):
+            if merge.state not in {"wanted", "submitting", "running"}:
+                continue
+            if merge.state != "wanted":
+                self._executor(merge.executor).cancel(self._work_of(merge))
+            fresh = self._store.advance(
+                merge, "cancelled", event="merge cancelled", was=merge.state, reason="somebody asked for it", until=None
+            )
+            ended += [fresh] if fresh is not None else []
+        return ended
+
+    def retry(self, ref: str) -> list[Merge]:
+        """Try again what was given up, and at once what waits. Raises NotFoundError."""
+        tried = [self._store.again(merge) for merge in self._named(ref)]
+        self.wake()
+        return [merge for merge in tried if merge is not None]
+
+    def hurry(self) -> None:
+        """Try at once what waits after an error: its cause may just have been removed."""
+        for merge in self._store.merges(f"state IN {ACTIVE} AND error IS NOT NULL AND until IS NOT NULL"):
+            self._store.again(merge)
+        self.wake()
+
+    def _named(self, ref: str) -> list[Merge]:
+        found = self._store.find(ref)
+        if not found:
+            raise errors.NotFoundError(
+                f"there is no merge of {ref}", why="no rule chose it", fix="registryd merges lists them"
+            )
+        return found
+
+    # -- what becomes of a failure
+
+    def _failed(self, merge: Merge, error: errors.WeighbridgeError) -> Merge | None:
+        match error:
+            case errors.WithdrawnError():
+                self._clear(merge)
+                return self._store.advance(merge, "superseded", event="merge superseded", reason=_words(error))
+            case errors.SourceChangedError() | errors.VanishedError():
+                return self._again(merge, _words(error))
+            case errors.UnreachableError() | errors.DiskFullError() | errors.DeniedError() | errors.NotFinishedError():
+                return self._wait_for(merge, error)
+            case errors.UsageError() | errors.ConflictError():
+                return self._wait_for(merge, error)  # how the cluster or the remote is set up, or another hand
+            case _:
+                return self._refused(merge, error)
+
+    def _wait_for(self, merge: Merge, error: errors.WeighbridgeError) -> Merge | None:
+        if isinstance(error, errors.UnreachableError) and merge.state not in {"submitting", "running"}:
+            self._homes.failed(merge.home, error)
+        until = self._clock() + delay(error, merge.attempts, random.random())  # noqa: S311 - jitter
+        fresh = merge.reason != _words(error)
+        return self._store.advance(
+            merge, event="merge waits" if fresh else None, until=until, attempts=merge.attempts + 1,
+            reason=_words(error), error=msgspec.json.encode(errors.describe(error), enc_hook=str).decode(),
+        )  # fmt: skip
+
+    def _refused(self, merge: Merge, error: errors.WeighbridgeError) -> Merge | None:
+        told = [f for f in error.data.get("findings") or [] if isinstance(f, Finding)]
+        found = told[0] if told else findings.finding("merge-not-made", merge.ref, _words(error), error.fix)
+        return self._block(merge, found, _words(error), quarantine=found.code == "merge-unproven")
+
+    def _block(self, merge: Merge, found: Finding, why: str, *, quarantine: bool = False) -> Merge | None:
+        state = "quarantined" if quarantine else "blocked"
+        _log.warning("a merge is %s", state, extra={"ref": merge.ref, "why": why})
+        return self._store.advance(
+            merge, state, event=f"merge {state}", was=merge.state, reason=why, findings=encode([found]), until=None
+        )
+
+    def _unforeseen(self, merge: Merge, error: Exception) -> Merge | None:
+        _log.exception("a merge failed in a way nobody foresaw", extra={"ref": merge.ref})
+        reason = f"{type(error).__name__}: {error}"[:500]
+        count = merge.unexpected + 1
+        if count < BARREN_MAX:
+            until = self._clock() + delay(error, count, random.random())  # noqa: S311 - jitter
+            return self._store.advance(merge, unexpected=count, reason=reason, until=until)
+        cure = f"look at the log, then: registryd merges --retry {merge.ref}"
+        found = findings.finding("job-quarantined", merge.ref, f"its merge failed {count} times: {reason}", cure)
+        return self._block(merge, found, reason, quarantine=True)
+
+
+def _finer(merge: Merge) -> bool:
+    return merge.retry == "fp32" and merge.dtype != "fp32"
+
+
+def _code(finding: object) -> str:
+    return finding.code if isinstance(finding, Finding) else ""
+
+
+def _words(error: errors.WeighbridgeError) -> str:
+    return f"{error.what} ({error.why})" if error.why else error.what

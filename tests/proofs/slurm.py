@@ -1,0 +1,448 @@
+"""Merges on the real Slurm: `make test-slurm`.
+
+    python tests/proofs/slurm.py [CASE ...] [--quick]
+
+A cluster of one node is started by tests/lib (root, Debian's slurmctld, slurmd, slurm-client and munge; installed where
+that needs nobody's leave); each case is a daemon with a yard of its own. A job is held by stopping its process, so that
+something can happen while it runs. The time limit takes over a minute, as Slurm counts minutes; --quick leaves the slow
+cases out. Prints SKIPPED with the reason where the scheduler cannot run.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weighbridge.config.settings import MergeSettings, SlurmSettings
+from weighbridge.daemon.executors import slurm_words
+from weighbridge.daemon.executors.protocol import Executor
+from weighbridge.daemon.executors.slurm import SlurmExecutor
+from weighbridge.registry import control
+from weighbridge_testlib import builders, merging, slurm
+from weighbridge_testlib.bench import dying
+from weighbridge_testlib.merge_bench import DyingStore, MergeBench
+from weighbridge_testlib.slurm import Cluster
+from weighbridge_testlib.yard import BIN, BrokenError, Yard, until
+
+BASE = "example-org/tiny-base"
+REF = "team-run-1@v1"
+SECRET = "AKIA-not-for-jobs"
+
+
+class Stand(NamedTuple):
+    """A yard on a cluster, with its adapter; `held` is the process of a job that was stopped."""
+
+    yard: Yard
+    slurm: Cluster
+
+    def configure(self, **of_slurm: Any) -> None:
+        """Let merges be jobs."""
+        self.yard.configure(
+            daemon={"quiet": "0.2s", "scan": "1s"},
+            watch={"merge": "all"},
+            merge={
+                "executor": "slurm",
+                "scratch": str(self.yard.folder / "shared"),
+                "bases": [str(self.yard.folder / "models")],
+            },
+            slurm={"poll": "0.3s", "cpus": 1, "memory": "300 MB"} | of_slurm,
+        )
+
+    def adapter(self) -> None:
+        """Finish a checkpoint."""
+        self.adapter_at(self.yard.runs / "team/run-1/checkpoint-5")
+
+    def adapter_at(self, place: Path) -> Path:
+        """Finish a checkpoint anywhere."""
+        folder = builders.trainer_checkpoint(place, step=5, ended=False)
+        merging.wide_adapter(folder, self.yard.folder / "models" / BASE)
+        builders.write_json(folder / "trainer_state.json", builders.trainer_state(5))
+        return folder
+
+    def merge(self) -> dict[str, Any]:
+        """Return what the daemon says of the merge, {} when there is none, or it is done."""
+        told = control.ask(str(self.yard.socket), "status")["merges"]["listed"]
+        return dict(told[0]) if told else {}
+
+    def events(self) -> list[str]:
+        """Return the log of the merge."""
+        told = control.ask(str(self.yard.socket), "log", {"name": "team-run-1"})
+        return [e["event"] for e in told if e["event"].startswith("merge")]
+
+    def problem(self) -> str:
+        """Return message and cure of the first problem that status shows."""
+        problems = control.ask(str(self.yard.socket), "status")["problems"]
+        return " | ".join(f"{p['message']} - {p['fix']}" for p in problems)
+
+    def until_state(self, state: str, seconds: float = 30) -> dict[str, Any]:
+        """Wait for a state of the merge."""
+        until(lambda: self.merge().get("state") == state, seconds, f"state {state}; it is {self.merge()}")
+        return self.merge()
+
+    def until_published(self, seconds: float = 40) -> None:
+        """Wait for the merged version, and see that there is exactly one."""
+        manifest = self.yard.remote / "models/team-run-1-merged-bf16/v1/manifest.json"
+        until(manifest.exists, seconds, f"the merged version; the merge is {self._told()}")
+        committed = self.yard.check(closed=False)["committed"]
+        merged = [ref for ref in committed if "merged" in ref]
+        if merged != ["team-run-1-merged-bf16@v1"]:
+            raise BrokenError(f"published: {merged}")
+
+    def _told(self) -> object:
+        try:
+            return self.merge()
+        except Exception as error:  # noqa: BLE001 - only words for another error
+            return error
+
+    def hold(self) -> int:
+        """Stop the job's process as soon as it is there and the daemon knows that it runs; return its id."""
+        found: list[int] = []
+
+        def look() -> bool:
+            process = slurm.batch_process(self.yard.folder)
+            found[:] = [process] if process is not None else []
+            return bool(found)
+
+        until(look, 40, "the job to start", every=0.002)
+        os.kill(found[0], signal.SIGSTOP)
+        until(lambda: "running on" in (self.merge().get("reason") or ""), 40, f"the job to be seen; {self._told()}")
+        return found[0]
+
+    def command(self, *arguments: str) -> Any:
+        """Run `registryd merges` with JSON."""
+        done = self.yard.run([str(BIN / "registryd"), "merges", *arguments, "--json"])
+        if done.returncode != 0:
+            raise BrokenError(done.stderr)
+        return json.loads(done.stdout)["merges"]
+
+
+class ClusterBench(MergeBench):
+    """The daemon's parts without its threads, on the cluster."""
+
+    def __init__(self, place: Path, stand: Stand) -> None:
+        place.mkdir()
+        self._environ = {**os.environ, **stand.slurm.env}
+        self._models = stand.yard.folder / "models"
+        super().__init__(place)
+
+    def more_executors(self) -> dict[str, Executor]:
+        """Return Slurm's, which merges go to, and the bases of the yard."""
+        self.settings = MergeSettings(executor="slurm", bases=(str(self._models),))
+        return {"slurm": SlurmExecutor(SlurmSettings(cpus=1, memory=300 << 20, poll=0.1), self._environ)}
+
+
+def expect(condition: object, what: object) -> None:
+    """Raise BrokenError unless a condition holds."""
+    if not condition:
+        raise BrokenError(str(what))
+
+
+def success(stand: Stand) -> None:
+    """A rule's merge is one job, named by its key; its result is published with its lineage; no secret passes."""
+    stand.yard.env["AWS_SECRET_ACCESS_KEY"] = SECRET
+    with stand.yard.daemon():
+        stand.adapter()
+        held = stand.hold()
+        expect(SECRET.encode() not in Path(f"/proc/{held}/environ").read_bytes(), "a secret reached the job")
+        told = stand.until_state("running")
+        expect("running on" in told["reason"], told)
+        expect(stand.slurm.jobs()[told["job"]] == "RUNNING", stand.slurm.jobs())
+        listed = stand.slurm.ask("squeue", "-h", "-j", told["job"], "-o", "%j").stdout
+        expect(listed.startswith("wb-merge-"), listed)
+        os.kill(held, signal.SIGCONT)
+        stand.until_published()
+        until(lambda: stand.events()[-1] == "merge done", 20, "the end of the merge")
+        expect(stand.events() == ["merge wanted", "merge begun", "merge made", "merge done"], stand.events())
+
+
+def cancel(stand: Stand) -> None:
+    """The daemon ends its job when it is told to, knows of an scancel by hand, and takes both up again on demand."""
+    with stand.yard.daemon():
+        stand.adapter()
+        stand.hold()
+        job = stand.until_state("running")["job"]
+        expect([m["state"] for m in stand.command("--cancel", REF)] == ["cancelled"], "not cancelled")
+        until(lambda: stand.slurm.jobs().get(job) == "CANCELLED", 20, "Slurm to cancel the job")
+        expect(stand.merge()["state"] == "cancelled", stand.merge())
+        stand.command("--retry", REF)
+        stand.hold()
+        job = stand.until_state("running")["job"]
+        stand.slurm.ask("scancel", job)
+        told = stand.until_state("cancelled")
+        expect(f"job {job} was cancelled in Slurm" in told["reason"], told)
+        stand.command("--retry", REF)
+        stand.until_published()
+
+
+def controller(stand: Stand) -> None:
+    """A controller that is away is unknown, not failed: nothing is submitted again, and a result counts without it."""
+    with stand.yard.daemon():
+        stand.adapter()
+        held = stand.hold()
+        job = stand.until_state("running")["job"]
+        stand.slurm.stop_controller()
+        try:
+            until(lambda: "does not answer" in (stand.merge().get("reason") or ""), 30, "the daemon to notice")
+            told = stand.merge()
+            expect((told["state"], told["job"], told["tries"]) == ("running", job, 1), told)
+            expect("taken to go on" in stand.problem(), stand.problem())
+            os.kill(held, signal.SIGCONT)
+            stand.until_published()
+        finally:
+            stand.slurm.start_controller()
+            stand.slurm.await_controller()
+
+
+def away(stand: Stand) -> None:
+    """A merge that is wanted while the controller is away waits, says so, and is submitted once when it is back."""
+    stand.slurm.stop_controller()
+    try:
+        with stand.yard.daemon():
+            stand.adapter()
+            until(lambda: stand.merge().get("state") == "waiting", 40, "the wait")
+            expect("Slurm does not answer" in stand.problem(), stand.problem())
+            stand.slurm.start_controller()
+            stand.slurm.await_controller()
+            stand.command("--retry", REF)
+            stand.until_published()
+            expect(stand.events().count("merge begun") == 1, stand.events())
+    finally:
+        if stand.slurm.ask("squeue").returncode != 0:
+            stand.slurm.start_controller()
+            stand.slurm.await_controller()
+
+
+def restart(stand: Stand) -> None:
+    """A daemon that is killed and started again goes on with the same job: it is neither lost nor repeated."""
+    with stand.yard.daemon() as process:
+        stand.adapter()
+        held = stand.hold()
+        job = stand.until_state("running")["job"]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    expect(stand.slurm.jobs().get(job) == "RUNNING", "the job ended with the daemon")
+    with stand.yard.daemon() as process:
+        told = stand.until_state("running")
+        expect((told["job"], told["tries"]) == (job, 1), told)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    os.kill(held, signal.SIGCONT)  # it ends while nobody watches
+    until(lambda: stand.slurm.jobs().get(job) not in {"RUNNING", "COMPLETING"}, 30, "the job to end")
+    with stand.yard.daemon():
+        stand.until_published()
+        until(lambda: stand.events()[-1] == "merge done", 20, "the end of the merge")
+        expect(stand.events().count("merge begun") == 1, stand.events())
+
+
+def unrecorded(stand: Stand) -> None:
+    """A daemon that dies between sbatch and its own note of it finds the job by its name and submits no second one."""
+    bench = ClusterBench(stand.yard.folder / "bench", stand)
+    bench.publish(stand.adapter_at(bench.runs / "team/run-1/checkpoint-5"))
+    store = DyingStore(bench.catalog)
+    store.fatal = ("running", False)
+    bench.merging._store = store
+    with dying(bench) as died:
+        bench.merging.round()
+    expect(died, "it did not die")
+    (merge,) = bench.merges.merges()
+    expect((merge.state, merge.handle) == ("submitting", None), merge)
+    name = f"wb-merge-{merge.key}"
+    (number, *more) = stand.slurm.ask("squeue", "-h", "-t", "all", "-o", "%i", f"--name={name}").stdout.split()
+    expect(not more, more)
+    bench.merging.round()
+    (merge,) = bench.merges.merges()
+    expect((merge.state, merge.handle, merge.tries) == ("running", number, 1), merge)
+    until(lambda: bench.merge_all(1)[0].state == "done", 60, "the merged version", every=0.3)
+    expect(stand.slurm.ask("squeue", "-h", "-t", "all", "-o", "%i", f"--name={name}").stdout.split() == [number],
+           "submitted twice")  # fmt: skip
+    expect(sorted(bench.versions()) == ["team-run-1-merged-bf16@v1", "team-run-1@v1"], bench.versions())
+
+
+def forgotten(stand: Stand) -> None:
+    """A daemon that loses its database while the job runs comes to the same try again and takes its result."""
+    with stand.yard.daemon() as process:
+        stand.adapter()
+        held = stand.hold()
+        job = stand.until_state("running")["job"]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for part in stand.yard.state.glob("weighbridge.db*"):
+        part.unlink()
+    with stand.yard.daemon():
+        stand.until_state("running", 40)
+        expect((stand.merge()["job"], stand.merge()["tries"]) == (job, 1), stand.merge())
+        os.kill(held, signal.SIGCONT)
+        stand.until_published()
+
+
+def passage(stand: Stand) -> None:
+    """`registryd once` submits and ends; the next one takes the result."""
+    stand.adapter()
+    done = stand.yard.daemon_once()
+    expect(done.returncode == 0, done.stderr)
+    until(lambda: set(stand.slurm.jobs().values()) <= slurm_words.ENDED, 40, "the job to end")
+    done = stand.yard.daemon_once()
+    expect("team-run-1-merged-bf16@v1" in done.stdout, f"{done.stdout} {done.stderr}")
+
+
+def requeue(stand: Stand) -> None:
+    """A job that Slurm puts back into the queue is followed there, and goes on with the files it had finished."""
+    with stand.yard.daemon():
+        stand.adapter()
+        stand.hold()
+        job = stand.until_state("running")["job"]
+        stand.slurm.ask("scontrol", "requeue", job)
+        until(lambda: "waits in the queue" in (stand.merge().get("reason") or ""), 30, "the queue")
+        stand.until_published(60)
+        expect(stand.events().count("merge begun") == 1, stand.events())
+
+
+def preempt(stand: Stand) -> None:
+    """A job of higher priority puts the merge back into the queue, from where it comes again."""
+    stand.configure(partition="main", gres="gpu:1")
+    with stand.yard.daemon():
+        stand.adapter()
+        stand.hold()
+        stand.until_state("running")
+        urgent = stand.slurm.occupy("--partition=urgent", "--gres=gpu:1", "--mem=100M")
+        until(lambda: "waits in the queue" in (stand.merge().get("reason") or ""), 40, "the preemption")
+        stand.slurm.ask("scancel", urgent)
+        stand.until_published(60)
+        expect(stand.events().count("merge begun") == 1, stand.events())
+
+
+def node(stand: Stand) -> None:
+    """A node that goes down takes the job with it: it is queued again, status says what for, and it ends well."""
+    with stand.yard.daemon():
+        stand.adapter()
+        stand.hold()
+        stand.until_state("running")
+        stand.slurm.ask("scontrol", "update", f"nodename={stand.slurm.host}", "state=drain", "reason=test")
+        stand.slurm.ask("scontrol", "update", f"nodename={stand.slurm.host}", "state=down", "reason=test")
+        try:
+            until(lambda: "waits in the queue" in (stand.merge().get("reason") or ""), 40, "the queue")
+        finally:
+            stand.slurm.ask("scontrol", "update", f"nodename={stand.slurm.host}", "state=resume")
+        stand.until_published(60)
+
+
+def refused(stand: Stand) -> None:
+    """What sbatch refuses names the setting; when the configuration is read again, the merge is made."""
+    stand.configure(partition="nope")
+    with stand.yard.daemon() as process:
+        stand.adapter()
+        stand.until_state("waiting")
+        told = stand.problem()
+        expect("Invalid partition name" in told, told)
+        expect("partition in [merge.slurm]" in told, told)
+        checked = stand.yard.registry("doctor", "--no-write").stdout
+        expect("there is no partition nope" in checked and "one of: main, urgent" in checked, checked)
+        stand.configure(partition="main")
+        checked = stand.yard.registry("doctor", "--no-write").stdout
+        expect("the cluster answers with 2 partitions" in checked, checked)
+        process.send_signal(signal.SIGHUP)
+        stand.until_published()
+
+
+def absent(stand: Stand) -> None:
+    """Without Slurm's programs the merge waits and status says what to do; once they are there, it is made."""
+    whole = stand.yard.env["PATH"]
+    stand.yard.env["PATH"] = str(BIN)
+    with stand.yard.daemon():
+        stand.adapter()
+        stand.until_state("waiting")
+        told = stand.problem()
+        expect("there is no Slurm on this machine" in told, told)
+        expect('executor = "local"' in told, told)
+    stand.yard.env["PATH"] = whole
+    with stand.yard.daemon():
+        stand.command("--retry", REF)
+        stand.until_published()
+
+
+def killed(stand: Stand) -> None:
+    """A job that dies without a result is tried again, not taken for done, after its result had time to come."""
+    with stand.yard.daemon():
+        stand.adapter()
+        os.kill(stand.hold(), signal.SIGKILL)
+        until(lambda: "left no result so far" in (stand.merge().get("reason") or ""), 40, "the end to be seen")
+        until(lambda: "merge again" in stand.events(), 60, "another try")
+        stand.until_published(60)
+
+
+def limit(stand: Stand) -> None:
+    """A job that reaches its time limit is tried again with what it finished, and status says what happened."""
+    stand.configure(time="1m")
+    with stand.yard.daemon():
+        stand.adapter()
+        stand.hold()
+        job = stand.until_state("running")["job"]
+        until(lambda: stand.slurm.jobs().get(job) == "TIMEOUT", 150, "the time limit", every=0.5)
+        until(lambda: f"job {job} reached its time limit (1 minutes)" in str(stand.merge()), 30, "the words")
+        stand.until_published(90)
+        expect(stand.events().count("merge begun") == 2, stand.events())
+
+
+CASES: tuple[Callable[[Stand], None], ...] = (
+    success, cancel, controller, restart, unrecorded, forgotten, passage, requeue, refused, absent, away, preempt, node,
+    killed, limit,
+)  # fmt: skip
+QUICK = 4
+"""How many of the cases a quick run takes."""
+
+
+@contextmanager
+def stood(folder: Path, cluster: Cluster) -> Iterator[Stand]:
+    """Give a yard on the cluster."""
+    with Yard(folder) as yard:
+        yard.env |= cluster.env
+        stand = Stand(yard, cluster)
+        stand.configure()
+        base = merging.wide_model(folder / "models" / BASE, shards=4, layers=2)
+        (base / "README.md").write_text(builders.card(license_id="apache-2.0"))
+        yield stand
+
+
+def main() -> int:
+    """Run the cases and print a line each."""
+    names = {case.__name__: case for case in CASES}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"any of {', '.join(names)}")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    if set(given.cases) - names.keys():
+        parser.error(f"no case is called {', '.join(sorted(set(given.cases) - names.keys()))}")
+    slurm.install()
+    why = slurm.unavailable()
+    if why is not None:
+        print(f"slurm: SKIPPED, {why}", flush=True)
+        return 0
+    wanted = [names[name] for name in given.cases] or list(CASES[: QUICK if given.quick else None])
+    wrong = 0
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="wb-slurm-") as folder, slurm.cluster(Path(folder) / "slurm") as cluster:
+        print(f"slurm: the cluster is up after {time.monotonic() - begun:.1f} s", flush=True)
+        for case in wanted:
+            started = time.monotonic()
+            try:
+                with stood(Path(folder) / case.__name__, cluster) as stand:
+                    case(stand)
+                    verdict = "ok"
+            except (BrokenError, AssertionError) as error:
+                wrong += 1
+                said = [cluster.ask(*words).stdout for words in (("squeue", "--states=all"), ("sinfo", "-R"))]
+                verdict = f"WRONG: {error}\n{stand.yard.log_tail(1500)}\n{''.join(said)}"
+            print(f"slurm: {case.__name__:<10} {time.monotonic() - started:5.1f} s  {verdict}", flush=True)
+    print(f"slurm: {len(wanted)} cases, {wrong} wrong, {time.monotonic() - begun:.0f} s", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
