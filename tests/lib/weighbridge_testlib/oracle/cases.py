@@ -144,7 +144,8 @@ TRAINING: Final = (
     "plain", "legacy", "wrapped-ddp", "wrapped-compile", "wrapped-both", "averaged", "nested", "module-list",
     "lightning", "lightning-weights", "lightning-lora", "lightning-compiled",
     "save-model", "save-model-shards", "save-state", "save-state-pickle",
-    "dcp", "dcp-flat", "dcp-two-ranks", "dcp-wrapped", "dcp-adapter", "dcp-joined",
+    "dcp", "dcp-flat", "dcp-two-ranks", "dcp-wrapped", "dcp-adapter", "dcp-fsdp", "dcp-gathered",
+    "dcp-joined",
 )  # fmt: skip
 """Checkpoints of torch, Lightning, accelerate and torch.distributed."""
 
