@@ -97,7 +97,7 @@ LORAS: Final[dict[str, dict[str, Any]]] = {
 }
 """LoRA in its variants; the family of the base follows from the targets (adapters.FAMILIES)."""
 
-HOW: Final = ("bfloat16", "pickle", "resized", "named", "trainer")
+HOW: Final = ("bfloat16", "pickle", "resized", "named", "trainer", "pruned")
 """LoRA saved in ways of its own."""
 
 ADAPTERS: Final = (
