@@ -8,6 +8,9 @@ from weighbridge_testlib.oracle import ask
 from weighbridge_testlib.oracle.cases import ADAPTERS
 
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits until the tools have made every case
+
+
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with what PEFT wrote and said."""

@@ -221,7 +221,8 @@ def _pruned(made: Path) -> Told:
         words = torch.randint(0, 60, (2, 8))
         adapted(input_ids=words, labels=words).loss.backward()
         optimizer.step()
-        adapted.base_model.update_and_allocate(step)
+        tuner: Any = adapted.base_model
+        tuner.update_and_allocate(step)
         optimizer.zero_grad()
     adapted.save_pretrained(str(made))
     tensors = load_file(made / "adapter_model.safetensors")

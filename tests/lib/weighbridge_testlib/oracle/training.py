@@ -221,7 +221,7 @@ def _pair(work: Callable[..., None], *arguments: Any) -> None:
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(60)
+        process.join(120)
     assert [process.exitcode for process in ranks] == [0, 0]
 
 
