@@ -74,7 +74,9 @@ def emptiness(it: Loaded) -> Checked:
             "adapter-empty", it.subject, f"{it.subject} holds no tensors", "save the adapter again"
         )
         return {}, [fault]
-    empty = sorted(name for name, tensor in it.tensors.items() if 0 in tensor.shape)
+    kept = peft_config.ranks_kept(it.config)
+    pruned = {key.name for key in it.parsed if key.part and kept.get(key.module) == 0}
+    empty = sorted(name for name, tensor in it.tensors.items() if 0 in tensor.shape and name not in pruned)
     if not empty:
         return {}, []
     fault = findings.finding(

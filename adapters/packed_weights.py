@@ -41,17 +41,16 @@ def is_packed(tensors: Mapping[str, Tensor]) -> bool:
 
 def _strange(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether integer matrices lie beside a float of a module without a weight: a packing of another tool's."""
+    codes = {n.rpartition(".")[0] for n, t in tensors.items() if t.dtype in _INTEGERS and len(t.shape) > 1}
+    if not codes:
+        return False
     floats: set[str] = set()
     plain: set[str] = set()
-    for tensor in tensors.values():
-        stem, _, last = tensor.name.rpartition(".")
+    for name, tensor in tensors.items():
         if tensor.dtype in FLOATS:
+            stem, _, last = name.rpartition(".")
             (plain if last == "weight" and len(tensor.shape) > 1 else floats).add(stem)
-    modules = floats - plain
-    return any(
-        tensor.dtype in _INTEGERS and len(tensor.shape) > 1 and tensor.name.rpartition(".")[0] in modules
-        for tensor in tensors.values()
-    )
+    return bool(codes & (floats - plain))
 
 
 def is_side(tensor: Tensor, tensors: Mapping[str, Tensor]) -> bool:

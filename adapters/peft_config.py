@@ -84,6 +84,18 @@ def patterns(config: Mapping[str, Any], key: str) -> dict[str, int | float]:
     return {str(name): value for name, raw in table.items() if (value := number(raw)) is not None}
 
 
+def ranks_kept(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the rank that AdaLoRA left each module: rank_pattern says of every singular value whether it is kept."""
+    table = config.get("rank_pattern")
+    if str(config.get("peft_type") or "").upper() != "ADALORA" or not isinstance(table, dict):
+        return {}
+    return {
+        str(name).removesuffix(".lora_E"): sum(kept)
+        for name, kept in table.items()
+        if isinstance(kept, list) and all(isinstance(one, bool) for one in kept)
+    }
+
+
 def in_pattern(table: Mapping[str, int | float], module: str) -> int | float | None:
     """Return the value of the first pattern that a module's path ends with, as PEFT looks it up."""
     for pattern, value in table.items():
@@ -177,6 +189,9 @@ _VARIANTS: Final = {
 def _by_module(
     config: Mapping[str, Any], rank: float | None, alpha: float | None, *, stabilised: bool
 ) -> dict[str, Any]:
+    kept = ranks_kept(config)
+    if kept:
+        return {"rank_by_module": kept}
     ranks, alphas = patterns(config, "rank_pattern"), patterns(config, "alpha_pattern")
     facts: dict[str, Any] = {}
     if ranks:

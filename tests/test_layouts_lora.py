@@ -71,6 +71,30 @@ def test_ranks_that_differ_without_alpha(tmp_path: Path) -> None:
     assert found.facts["assumed_scaling"] == 1.0
 
 
+@given(rank=st.integers(1, 9), stated=st.integers(1, 9), alpha=st.sampled_from([1, 4, 2.5]), pattern=st.booleans())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_header_states_rank_and_strength_by_component(
+    tmp_path: Path, rank: int, stated: int, alpha: float, pattern: bool
+) -> None:
+    """Each component goes by its own config in the header, patterns included; matrices of another rank refuse."""
+    tensors = {**pair("unet.mid.to_q", rank, PEFT), **pair("text_encoder.layers.0.q_proj", 3, PEFT)}
+    told: dict[str, Any] = {
+        "unet.r": stated,
+        "unet.lora_alpha": alpha,
+        "text_encoder.r": 3,
+        "text_encoder.lora_alpha": 6,
+    }
+    told |= {"unet.alpha_pattern": {"to_q": 7}} if pattern else {}
+    write_safetensors(tmp_path / "x.safetensors", tensors, {"format": "pt", "lora_adapter_metadata": json.dumps(told)})
+    found, codes = look(tmp_path)
+    assert codes == (set() if rank == stated else {"rank-mismatch"})
+    table = {"unet.mid.to_q": (7 if pattern else alpha) / rank, "text_encoder.layers.0.q_proj": 2.0}
+    if len(set(table.values())) > 1:
+        assert found.facts["scaling_by_module"] == pytest.approx(table)
+    else:
+        assert found.facts["scaling"] == 2.0
+
+
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
 @pytest.mark.parametrize("prefix", ["lora_unet_", "lora_te1_text_model_", "lora_transformer_", "lycoris_"])
 def test_kohya(tmp_path: Path, dtype: str, prefix: str) -> None:

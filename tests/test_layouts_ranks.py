@@ -156,6 +156,25 @@ def test_one_file_is_no_set(tmp_path: Path) -> None:
     assert look(tmp_path)[0].artifact == "ckpt"
 
 
+@pytest.mark.parametrize("gone", [None, "shard-00002-model-00001-of-00002.safetensors"])
+def test_slices_in_safetensors_are_no_model(tmp_path: Path, gone: str | None) -> None:
+    """A rank's part of each tensor is told as such, a missing rank by its file; beside a model they are state."""
+    for rank in (1, 2, 3):
+        for part in (1, 2):
+            name = f"shard-{rank:05d}-model-{part:05d}-of-00002.safetensors"
+            if name != gone:
+                builders.write_safetensors(tmp_path / name, {f"w.{part}": ("F32", (2, 4), 0.5)})
+    found, codes = look(tmp_path)
+    assert (found.outcome, found.artifact, found.kind) == ("refuse", "rank-sharded", None)
+    assert codes == ({"rank-files"} if gone is None else {"rank-files", "rank-file-missing"})
+    assert found.facts["world_size"] == 3
+    assert found.facts["missing_files"] == ([] if gone is None else [gone])
+    builders.llama_model(tmp_path, shards=2)
+    found, codes = look(tmp_path)
+    assert (found.outcome, found.artifact, codes) == ("accept", "full-model", set())
+    assert not any(f.publish for f in found.files if f.path.startswith("shard-"))
+
+
 # ---------------------------------------------------------------------------------------------- distributed checkpoints
 
 

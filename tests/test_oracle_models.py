@@ -11,6 +11,9 @@ from weighbridge_testlib.oracle.cases import MODELS
 _EVERY = "save-every-dtype"
 
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits until the tools have made every case
+
+
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with what transformers wrote and said."""

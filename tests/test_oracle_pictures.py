@@ -7,6 +7,8 @@ import pytest
 from weighbridge_testlib.oracle import ask
 from weighbridge_testlib.oracle.cases import PICTURES
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits until the tools have made every case
+
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:

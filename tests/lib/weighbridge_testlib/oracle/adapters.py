@@ -210,12 +210,39 @@ def _trainer(made: Path) -> Told:
     return Told("trainer-checkpoint+adapter", "adapter", weights, facts)
 
 
+def _pruned(made: Path) -> Told:
+    """Train AdaLoRA until it has taken ranks away, from some modules every one."""
+    config = peft.AdaLoraConfig(
+        **LORAS["plain"], init_r=6, target_r=1, total_step=12, tinit=1, tfinal=1, deltaT=1, task_type="CAUSAL_LM"
+    )
+    adapted = peft.get_peft_model(llama(), config)
+    optimizer = torch.optim.AdamW(adapted.parameters(), lr=1e-2)
+    for step in range(12):
+        words = torch.randint(0, 60, (2, 8))
+        adapted(input_ids=words, labels=words).loss.backward()
+        optimizer.step()
+        tuner: Any = adapted.base_model
+        tuner.update_and_allocate(step)
+        optimizer.zero_grad()
+    adapted.save_pretrained(str(made))
+    tensors = load_file(made / "adapter_model.safetensors")
+    kept = {
+        name.removeprefix("base_model.model.").removesuffix(".lora_E"): tensor.shape[0]
+        for name, tensor in tensors.items()
+        if name.endswith("lora_E")
+    }
+    assert 0 in kept.values()
+    facts = {**_facts(adapted.peft_config["default"]), "rank": 6, "rank_by_module": kept}
+    return Told("peft-other", "adapter", tensors, facts)
+
+
 _HOW: Final[dict[str, Make]] = {
     "bfloat16": _bfloat16,
     "pickle": _pickle,
     "resized": _resized,
     "named": _other_name,
     "trainer": _trainer,
+    "pruned": _pruned,
 }
 
 

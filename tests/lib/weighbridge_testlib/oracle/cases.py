@@ -97,7 +97,7 @@ LORAS: Final[dict[str, dict[str, Any]]] = {
 }
 """LoRA in its variants; the family of the base follows from the targets (adapters.FAMILIES)."""
 
-HOW: Final = ("bfloat16", "pickle", "resized", "named", "trainer")
+HOW: Final = ("bfloat16", "pickle", "resized", "named", "trainer", "pruned")
 """LoRA saved in ways of its own."""
 
 ADAPTERS: Final = (
@@ -144,7 +144,8 @@ TRAINING: Final = (
     "plain", "legacy", "wrapped-ddp", "wrapped-compile", "wrapped-both", "averaged", "nested", "module-list",
     "lightning", "lightning-weights", "lightning-lora", "lightning-compiled",
     "save-model", "save-model-shards", "save-state", "save-state-pickle",
-    "dcp", "dcp-flat", "dcp-two-ranks", "dcp-wrapped", "dcp-adapter", "dcp-joined",
+    "dcp", "dcp-flat", "dcp-two-ranks", "dcp-wrapped", "dcp-adapter", "dcp-fsdp", "dcp-gathered",
+    "dcp-joined",
 )  # fmt: skip
 """Checkpoints of torch, Lightning, accelerate and torch.distributed."""
 

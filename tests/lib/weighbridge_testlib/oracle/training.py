@@ -1,9 +1,10 @@
 """Checkpoints as training tools leave them: torch, Lightning, accelerate, torch.distributed on one rank and on two."""
 
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import accelerate
@@ -12,6 +13,7 @@ import peft
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
+from accelerate.utils import fsdp_utils
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -213,19 +215,54 @@ def _rank(rank: int, made: Path, seed: int) -> None:
     dist.destroy_process_group()
 
 
-def _two_ranks(made: Path) -> Told:
-    """Save from two ranks that hold half of every tensor each; odd sizes leave unequal halves."""
-    ranks = [multiprocessing.get_context("fork").Process(target=_rank, args=(rank, made, 11)) for rank in range(2)]
+def _pair(work: Callable[..., None], *arguments: Any) -> None:
+    """Run two ranks of a function, which gets its rank first."""
+    ranks = [multiprocessing.get_context("fork").Process(target=work, args=(rank, *arguments)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(60)
+        process.join(120)
     assert [process.exitcode for process in ranks] == [0, 0]
+
+
+def _two_ranks(made: Path) -> Told:
+    """Save from two ranks that hold half of every tensor each; odd sizes leave unequal halves."""
+    _pair(_rank, made, 11)
     dcp_to_torch_save(made, made.parent / "converted.pt")
     wanted = torch.load(made.parent / "converted.pt", weights_only=False)["model"]
     torch.manual_seed(11)
     assert all(torch.equal(wanted[name], tensor) for name, tensor in Net().state_dict().items())
     return _taken(made, wanted, "ckpt-dcp", weights_key="model", distcp_files=["__0_0.distcp", "__1_0.distcp"])
+
+
+def _accelerated_rank(rank: int, made: Path, kind: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{made.parent}/{kind}", rank=rank, world_size=2)
+    accelerate.PartialState(cpu=True)
+    plugin = accelerate.FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
+    worker = SimpleNamespace(
+        process_index=rank, is_main_process=rank == 0, num_processes=2, wait_for_everyone=dist.barrier,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    torch.manual_seed(11)
+    net = llama()
+    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(input_ids=torch.tensor([[1, 2]])).logits.sum().backward()
+    made.mkdir(exist_ok=True)
+    fsdp_utils.save_fsdp_model(plugin, worker, net, str(made), 0)
+    optimizer.step()
+    fsdp_utils.save_fsdp_optimizer(plugin, worker, optimizer, net, str(made), 0)
+    dist.destroy_process_group()
+
+
+def _accelerated(made: Path, *, kind: str) -> Told:
+    """Save as accelerate does under FSDP: sharded by rank, or gathered; the optimizer lies beside."""
+    _pair(_accelerated_rank, made, kind)
+    torch.manual_seed(11)
+    wanted = llama().state_dict()
+    if kind == "SHARDED_STATE_DICT":
+        return _taken(made, wanted, "ckpt-dcp", weights_key="model")
+    return _taken(made, wanted, "trainer-checkpoint+full-model")
 
 
 def _slicing_rank(rank: int, made: Path, joined: Path) -> None:
@@ -245,15 +282,7 @@ def _slicing_rank(rank: int, made: Path, joined: Path) -> None:
 
 def _slices(made: Path) -> Told:
     """Save safetensors from two ranks, once as they are and once joined by torch, which keeps the slices beside."""
-    ranks = [
-        multiprocessing.get_context("fork").Process(target=_slicing_rank, args=(rank, made, made.parent / "joined"))
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    _pair(_slicing_rank, made, made.parent / "joined")
     return Told("rank-sharded", None, {}, {"world_size": 2, "ranks_found": 2}, ("rank-files",))
 
 
@@ -332,6 +361,8 @@ _MAKERS: Final[dict[str, Make]] = {
     "dcp-two-ranks": _two_ranks,
     "dcp-wrapped": _wrapped_names,
     "dcp-adapter": _distributed_adapter,
+    "dcp-fsdp": partial(_accelerated, kind="SHARDED_STATE_DICT"),
+    "dcp-gathered": partial(_accelerated, kind="FULL_STATE_DICT"),
     "dcp-joined": _joined,
     "dcp-slices": _slices,
     "script": _program,
@@ -344,4 +375,4 @@ _MAKERS: Final[dict[str, Make]] = {
 def cases() -> dict[str, Make]:
     """Return every case of this group; those that fork come first, before this process meets anybody."""
     assert tuple(_MAKERS) == (*TRAINING, *NAMED)
-    return {name: _MAKERS[name] for name in ("dcp-two-ranks", "dcp-slices")} | _MAKERS
+    return {name: _MAKERS[name] for name in ("dcp-two-ranks", "dcp-slices", "dcp-fsdp", "dcp-gathered")} | _MAKERS
