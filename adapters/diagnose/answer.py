@@ -212,7 +212,7 @@ def _tensors(one: Artifact, place: Place) -> tuple[dict[str, Tensor], dict[str, 
             owners |= dict.fromkeys(header.tensors, path)
         return tensors, owners
     tensors, owners = {}, {}
-    for path in named:
+    for path in named if one.weights is not None and one.weights.tensors else ():
         held = pickled.held(files[path], place.reader)
         if held is not None:
             tensors |= held.tensors
