@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from weighbridge.adapters.diagnose import named
 from weighbridge.adapters.diagnose import text as texts
 from weighbridge.adapters.diagnose.answer import Diagnosis, diagnose
 from weighbridge.adapters.diagnose.symptoms import SYMPTOMS
@@ -125,6 +126,35 @@ def test_shapes_in_a_text_are_taken_apart() -> None:
         ("weight", (32, 16), (40, 16)),
     ]
     assert found[1].name == "lm_head.weight"
+
+
+PREFIXES = st.sampled_from(
+    ["", "model.", "module.", "model.language_model.", "language_model.model.", "base_model.model."]
+)
+ENDS = st.lists(
+    st.sampled_from(["norm.weight", "embed_tokens.weight", "layers.0.mlp.up_proj.weight", "layers.1.attn.q.bias"]),
+    min_size=2,
+    unique=True,
+)
+
+
+@given(ours=PREFIXES, theirs=PREFIXES, ends=ENDS, others=st.lists(st.just("score.weight"), max_size=1))
+def test_the_exchange_of_beginnings_is_found(ours: str, theirs: str, ends: list[str], others: list[str]) -> None:
+    """Whatever stands in front of the names on either side, the exchange turns the ones into the others."""
+    unexpected, missing = [ours + end for end in ends], [theirs + end for end in ends] + others
+    found = named.exchange(unexpected, missing)
+    if ours == theirs:
+        assert found is None
+        return
+    assert found is not None
+    assert {found[1] + name.removeprefix(found[0]) for name in unexpected} <= set(missing)
+
+
+def test_names_without_a_counterpart_are_not_explained() -> None:
+    """Two names that have nothing in common with what is missed give no exchange."""
+    assert named.exchange(["a.x.weight", "a.y.weight"], ["b.z.weight", "b.w.bias"]) is None
+    assert named.exchange(["a.x.weight"], ["b.x.weight"]) is None
+    assert named.exchange([], ["b.x.weight"]) is None
 
 
 def test_a_text_about_other_files_is_not_believed(tmp_path: Path) -> None:

@@ -236,7 +236,8 @@ def _unsure(case: Case) -> list[str]:
     told: list[str] = []
     if case.facts.get("values_checked") is False:
         told.append("the values of the weights: they are too large, or their files not sound")
-    if not case.tensors and case.artifact.kind is not None:
+    there = any(f.role == "weights" for f in case.artifact.files)
+    if there and not case.tensors and case.artifact.kind is not None:
         told.append("the names and shapes of the tensors: they could not be read")
     return told
 
