@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weighbridge.adapters.diagnose import named
 from weighbridge.adapters.diagnose import text as texts
-from weighbridge.adapters.diagnose.answer import Diagnosis, diagnose
+from weighbridge.adapters.diagnose.answer import COMPARED, Diagnosis, diagnose
 from weighbridge.adapters.diagnose.symptoms import SYMPTOMS
 from weighbridge_testlib import builders
 from weighbridge_testlib.ailments import AILMENTS, Dice
@@ -71,8 +71,9 @@ def test_the_line_that_matters_is_found_in_a_long_log(tmp_path: Path) -> None:
         f"\r\n{MISMATCH}\r\n",
         MISMATCH.replace("size mismatch", "size\nmismatch"),
         f"rank0: {MISMATCH}",
+        f"Loading: 10%|#   |\rLoading: 100%|####|\r{MISMATCH}\r",
     ],
-    ids=["plain", "shouted", "coloured", "spaced", "windows", "wrapped", "prefixed"],
+    ids=["plain", "shouted", "coloured", "spaced", "windows", "wrapped", "prefixed", "progress"],
 )
 def test_one_text_in_many_forms(tmp_path: Path, text: str) -> None:
     """Case, colours, white space, line ends, a wrap and what stands before a message do not matter."""
@@ -398,6 +399,17 @@ def test_the_base_is_found_in_the_hub_cache(tmp_path: Path) -> None:
     assert "the Hub cache has it" in found.causes[0].message
     named = diagnose(adapter, base="acme/tiny", environ={"HOME": str(tmp_path / "home")})
     assert named.base == str(base)
+
+
+def test_of_many_checkpoints_some_are_compared(tmp_path: Path) -> None:
+    """A run of many checkpoints is compared with its base for the first few, and what was left out is said."""
+    base = builders.llama_model(tmp_path / "base")
+    builders.run_root(
+        tmp_path / "run", steps=range(10, 130, 10), result=False, tensors=builders.lora_tensors(hidden=24)
+    )
+    found = diagnose(tmp_path / "run", base=str(base), environ=NOWHERE)
+    assert len([c for c in found.causes if c.rule == "base-shapes"]) == COMPARED
+    assert [one for one in found.unsure if "all but 8" in one]
 
 
 def test_a_base_by_its_path_is_found(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ from weighbridge.registry.types import Value
 SCHEMA: Final = "weighbridge/diagnose/1"
 _GRAVITY: Final = {"block": 0, "warn": 1, "note": 2}
 _DATA_LIMIT: Final = 50
+COMPARED: Final = 8
+"""Artifacts of one folder that are compared with their base: each time the base's headers are read."""
+
 _TORN: Final = frozenset(
     {*CUT, *DAMAGED, "lfs-pointer", "link-dangling", "shard-missing", "suffix-lies", "index-damaged", "index-missing"}
 )
@@ -82,6 +85,7 @@ def diagnose(
     causes: list[Cause] = []
     unsure: list[str] = []
     bases: list[str] = []
+    compared_with: list[str] = []
     reader = Reader(listing.read_tree(path, ignore))
     for one in seen.artifacts or [_unknown(seen)]:
         case = _case(path, one, seen, reader, told)
@@ -90,7 +94,11 @@ def diagnose(
             raise errors.NotFoundError(
                 f"there is no base {base}", why="it is no folder here, and not in the Hub cache", fix="--base FOLDER"
             )
-        compared = _compared(case, where, unsure)
+        compared = _compared(case, where, unsure) if len(compared_with) < COMPARED else None
+        if compared is not None:
+            compared_with.append(one.relative)
+        elif where is not None and len(compared_with) >= COMPARED:
+            unsure.append(f"the base beside all but {COMPARED} of the artifacts: name one artifact to compare it")
         if compared is not None and str(compared.root) not in bases:
             bases.append(str(compared.root))
         case = case._replace(against=compared)
@@ -274,10 +282,10 @@ def _cause(rule: Rule, case: Case, one: Evidence, explains: list[str]) -> Cause:
 
 
 def _once(causes: Iterable[Cause]) -> list[Cause]:
-    """Return causes without those that say the same of the same thing."""
-    found: dict[tuple[str, str, str], Cause] = {}
+    """Return causes without those that say the same of the same thing twice."""
+    found: dict[tuple[str, ...], Cause] = {}
     for cause in causes:
-        found.setdefault((cause.rule, cause.subject, cause.message), cause)
+        found.setdefault((cause.rule, cause.artifact_root, cause.subject, cause.message), cause)
     return list(found.values())
 
 
