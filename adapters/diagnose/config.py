@@ -303,8 +303,8 @@ RULES: Final = (
         _newer_tokenizer,
     ),
     Rule(
-        "targets-unstated", _STAGE, "warn", ("target-not-found",),
-        "the adapter's config names no module to adapt",
+        "targets-unstated", _STAGE, "note", ("target-not-found",),
+        "the adapter's config names no module to adapt, which PEFT can make up for well-known models only",
         "put the adapter_config.json of the training beside the weights, or write target_modules into it",
         _no_targets,
     ),
