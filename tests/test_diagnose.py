@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from weighbridge.adapters.diagnose import named
 from weighbridge.adapters.diagnose import text as texts
-from weighbridge.adapters.diagnose.answer import Diagnosis, diagnose
+from weighbridge.adapters.diagnose.answer import COMPARED, Diagnosis, diagnose
 from weighbridge.adapters.diagnose.symptoms import SYMPTOMS
 from weighbridge_testlib import builders
 from weighbridge_testlib.ailments import AILMENTS, Dice
@@ -70,8 +71,9 @@ def test_the_line_that_matters_is_found_in_a_long_log(tmp_path: Path) -> None:
         f"\r\n{MISMATCH}\r\n",
         MISMATCH.replace("size mismatch", "size\nmismatch"),
         f"rank0: {MISMATCH}",
+        f"Loading: 10%|#   |\rLoading: 100%|####|\r{MISMATCH}\r",
     ],
-    ids=["plain", "shouted", "coloured", "spaced", "windows", "wrapped", "prefixed"],
+    ids=["plain", "shouted", "coloured", "spaced", "windows", "wrapped", "prefixed", "progress"],
 )
 def test_one_text_in_many_forms(tmp_path: Path, text: str) -> None:
     """Case, colours, white space, line ends, a wrap and what stands before a message do not matter."""
@@ -125,6 +127,35 @@ def test_shapes_in_a_text_are_taken_apart() -> None:
         ("weight", (32, 16), (40, 16)),
     ]
     assert found[1].name == "lm_head.weight"
+
+
+PREFIXES = st.sampled_from(
+    ["", "model.", "module.", "model.language_model.", "language_model.model.", "base_model.model."]
+)
+ENDS = st.lists(
+    st.sampled_from(["norm.weight", "embed_tokens.weight", "layers.0.mlp.up_proj.weight", "layers.1.attn.q.bias"]),
+    min_size=2,
+    unique=True,
+)
+
+
+@given(ours=PREFIXES, theirs=PREFIXES, ends=ENDS, others=st.lists(st.just("score.weight"), max_size=1))
+def test_the_exchange_of_beginnings_is_found(ours: str, theirs: str, ends: list[str], others: list[str]) -> None:
+    """Whatever stands in front of the names on either side, the exchange turns the ones into the others."""
+    unexpected, missing = [ours + end for end in ends], [theirs + end for end in ends] + others
+    found = named.exchange(unexpected, missing)
+    if ours == theirs:
+        assert found is None
+        return
+    assert found is not None
+    assert {found[1] + name.removeprefix(found[0]) for name in unexpected} <= set(missing)
+
+
+def test_names_without_a_counterpart_are_not_explained() -> None:
+    """Two names that have nothing in common with what is missed give no exchange."""
+    assert named.exchange(["a.x.weight", "a.y.weight"], ["b.z.weight", "b.w.bias"]) is None
+    assert named.exchange(["a.x.weight"], ["b.x.weight"]) is None
+    assert named.exchange([], ["b.x.weight"]) is None
 
 
 def test_a_text_about_other_files_is_not_believed(tmp_path: Path) -> None:
@@ -368,6 +399,17 @@ def test_the_base_is_found_in_the_hub_cache(tmp_path: Path) -> None:
     assert "the Hub cache has it" in found.causes[0].message
     named = diagnose(adapter, base="acme/tiny", environ={"HOME": str(tmp_path / "home")})
     assert named.base == str(base)
+
+
+def test_of_many_checkpoints_some_are_compared(tmp_path: Path) -> None:
+    """A run of many checkpoints is compared with its base for the first few, and what was left out is said."""
+    base = builders.llama_model(tmp_path / "base")
+    builders.run_root(
+        tmp_path / "run", steps=range(10, 130, 10), result=False, tensors=builders.lora_tensors(hidden=24)
+    )
+    found = diagnose(tmp_path / "run", base=str(base), environ=NOWHERE)
+    assert len([c for c in found.causes if c.rule == "base-shapes"]) == COMPARED
+    assert [one for one in found.unsure if "all but 8" in one]
 
 
 def test_a_base_by_its_path_is_found(tmp_path: Path) -> None:

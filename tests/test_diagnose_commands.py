@@ -21,7 +21,7 @@ from weighbridge_testlib import builders, ranks
 from weighbridge_testlib.ailments import AILMENTS, Asked, Dice
 
 NOWHERE = {"HOME": "/nonexistent"}
-KNOWN = {"git", "rsync", "mv", "cp", "rm", "pip", "hf", "vllm", "trtexec", "diff", "grep", "python", "cat"}
+KNOWN = {"git", "rsync", "mv", "cp", "rm", "pip", "hf", "vllm", "trtexec", "diff", "grep", "python", "cat", "mkdir"}
 """Programs besides our own and Python whose commands are named."""
 
 
@@ -68,7 +68,8 @@ def carried_out(cause: Cause) -> None:
 
 
 MENDED = (
-    "names-prefixed", "adapter-keys-odd", "index-wrong", "vocabulary-differs", "rank-differs", "format-mark",
+    "names-prefixed", "names-in-text",
+    "adapter-keys-odd", "index-wrong", "vocabulary-differs", "rank-differs", "format-mark",
     "quantization-left", "sampling-conflict", "base-in-adapter", "config-of-another", "layers-differ",
     "weights-pickled", "zero-only", "distributed-only", "read-whole", "dtype-differs", "class-of-a-package",
 )  # fmt: skip

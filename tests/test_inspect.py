@@ -12,7 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from weighbridge.adapters import listing
+from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.plan import Named
+from weighbridge.adapters.reading import Place, Reader
 from weighbridge.registry import findings
 from weighbridge.registry.cli import main as entry
 from weighbridge_testlib import builders
@@ -316,3 +320,12 @@ def test_the_licence_of_a_base_in_a_local_folder_is_inherited(tmp_path: Path) ->
     assert found.artifacts[0].license.id == "mit"
     assert found.artifacts[0].license.source == "base"
     assert "license-inherited" in {f.code for f in found.findings}
+
+
+def test_long_lists_of_facts_are_joined_in_one_pass(tmp_path: Path) -> None:
+    """A file may name hundreds of thousands of things; what two checks list is joined without comparing each pair."""
+    draft = Draft(Place(Reader(listing.read_tree(tmp_path)), "."), "ckpt", None, Named(root="."))
+    names = [f"key-{i}" for i in range(150_000)]
+    draft.add({"dropped_top_keys": names}, [])
+    draft.add({"dropped_top_keys": [*names, "one more", ["of", "another kind"]]}, [])
+    assert draft.facts["dropped_top_keys"] == [*names, "one more", ["of", "another kind"]]

@@ -27,6 +27,9 @@ from weighbridge.registry.types import Value
 SCHEMA: Final = "weighbridge/diagnose/1"
 _GRAVITY: Final = {"block": 0, "warn": 1, "note": 2}
 _DATA_LIMIT: Final = 50
+COMPARED: Final = 8
+"""Artifacts of one folder that are compared with their base: each time the base's headers are read."""
+
 _TORN: Final = frozenset(
     {*CUT, *DAMAGED, "lfs-pointer", "link-dangling", "shard-missing", "suffix-lies", "index-damaged", "index-missing"}
 )
@@ -82,6 +85,7 @@ def diagnose(
     causes: list[Cause] = []
     unsure: list[str] = []
     bases: list[str] = []
+    compared_with: list[str] = []
     reader = Reader(listing.read_tree(path, ignore))
     for one in seen.artifacts or [_unknown(seen)]:
         case = _case(path, one, seen, reader, told)
@@ -90,7 +94,11 @@ def diagnose(
             raise errors.NotFoundError(
                 f"there is no base {base}", why="it is no folder here, and not in the Hub cache", fix="--base FOLDER"
             )
-        compared = _compared(case, where, unsure)
+        compared = _compared(case, where, unsure) if len(compared_with) < COMPARED else None
+        if compared is not None:
+            compared_with.append(one.relative)
+        elif where is not None and len(compared_with) >= COMPARED:
+            unsure.append(f"the base beside all but {COMPARED} of the artifacts: name one artifact to compare it")
         if compared is not None and str(compared.root) not in bases:
             bases.append(str(compared.root))
         case = case._replace(against=compared)
@@ -212,7 +220,7 @@ def _tensors(one: Artifact, place: Place) -> tuple[dict[str, Tensor], dict[str, 
             owners |= dict.fromkeys(header.tensors, path)
         return tensors, owners
     tensors, owners = {}, {}
-    for path in named:
+    for path in named if one.weights is not None and one.weights.tensors else ():
         held = pickled.held(files[path], place.reader)
         if held is not None:
             tensors |= held.tensors
@@ -236,7 +244,8 @@ def _unsure(case: Case) -> list[str]:
     told: list[str] = []
     if case.facts.get("values_checked") is False:
         told.append("the values of the weights: they are too large, or their files not sound")
-    if not case.tensors and case.artifact.kind is not None:
+    there = any(f.role == "weights" for f in case.artifact.files)
+    if there and not case.tensors and case.artifact.kind is not None:
         told.append("the names and shapes of the tensors: they could not be read")
     return told
 
@@ -273,10 +282,10 @@ def _cause(rule: Rule, case: Case, one: Evidence, explains: list[str]) -> Cause:
 
 
 def _once(causes: Iterable[Cause]) -> list[Cause]:
-    """Return causes without those that say the same of the same thing."""
-    found: dict[tuple[str, str, str], Cause] = {}
+    """Return causes without those that say the same of the same thing twice."""
+    found: dict[tuple[str, ...], Cause] = {}
     for cause in causes:
-        found.setdefault((cause.rule, cause.subject, cause.message), cause)
+        found.setdefault((cause.rule, cause.artifact_root, cause.subject, cause.message), cause)
     return list(found.values())
 
 

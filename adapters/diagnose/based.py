@@ -1,5 +1,6 @@
 """Rules that need the base: is it the adapter's own, do shapes and vocabulary fit, what did a merge leave behind."""
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -11,6 +12,8 @@ from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.types import Finding, Severity
 
 _STAGE: Final = "config"
+_RESULT: Final = re.compile(r"[;:] the result")
+"""Where a finding about a merge goes on to speak of what is made."""
 
 
 def _from_merge(  # noqa: PLR0917 - a row of the table
@@ -33,8 +36,9 @@ def _from_merge(  # noqa: PLR0917 - a row of the table
         for code, every in same.items():
             one = every[0]
             more = f", and {len(every) - 1} more like it" if len(every) > 1 else ""
-            message = f"{one.message}{more} (base: {case.against.root}, {case.against.told_by})"
-            yield Evidence(_inner(case, one), message, _named(case, one), None, one.fix, code, one.data)
+            told = _RESULT.split(one.message, maxsplit=1)[0]
+            message = f"{told}{more} (base: {case.against.root}, {case.against.told_by})"
+            yield Evidence(_inner(case, one), message, _named(case, one), finding=code, data=one.data)
 
     return Rule(name, _STAGE, severity, symptoms, cause, remedy, find, codes)
 
@@ -54,7 +58,16 @@ def _inner(case: Case, one: Finding) -> str:
 
 
 def _named(case: Case, one: Finding) -> tuple[str, ...]:
-    """Try the base that the adapter itself names."""
+    """Resize the base where the vocabulary grew, else try the base that the adapter itself names."""
+    rows = one.data.get("adapter_vocab")
+    if one.code.startswith("merge-vocabulary-") and isinstance(rows, int) and case.against is not None:
+        return (
+            commands.python(
+                "from peft import PeftModel; from transformers import AutoModelForCausalLM as M; "
+                f"m = M.from_pretrained({str(case.against.root)!r}); m.resize_token_embeddings({rows}); "
+                f"PeftModel.from_pretrained(m, {str(case.folder)!r})"
+            ),
+        )
     named = base_of(case)
     others = {"merge-base-other", "merge-shape-mismatch", "merge-target-missing", "merge-base-differs"}
     if one.code not in others or named is None or not is_repo_id(named):

@@ -79,6 +79,7 @@ def _both(case: Case) -> Iterable[Evidence]:
     if case.is_adapter or layout.ADAPTER_CONFIG not in case.names or not case.tensors:
         return
     place = case.folder / layout.ADAPTER_CONFIG
+    target = commands.beside(case.folder, "adapter")
     config = case.tables.get(layout.ADAPTER_CONFIG, {})
     lacking = "" if config.get("base_model_name_or_path") else ", and it names no base_model_name_or_path"
     whole = layout.ADAPTER_WEIGHTS in case.names
@@ -86,7 +87,7 @@ def _both(case: Case) -> Iterable[Evidence]:
         layout.ADAPTER_CONFIG,
         f"{layout.ADAPTER_CONFIG} lies beside a whole model of {len(case.tensors)} tensors{lacking}: transformers then "
         "looks for an adapter and puts it on top of the model" + (" a second time" if whole else ""),
-        (commands.move(place, commands.beside(case.folder, "adapter") / layout.ADAPTER_CONFIG),),
+        (f"mkdir -p {commands.quoted(target)}", commands.move(place, target / layout.ADAPTER_CONFIG)),
         "block" if lacking else "warn",
     )
 
@@ -302,8 +303,8 @@ RULES: Final = (
         _newer_tokenizer,
     ),
     Rule(
-        "targets-unstated", _STAGE, "warn", ("target-not-found",),
-        "the adapter's config names no module to adapt",
+        "targets-unstated", _STAGE, "note", ("target-not-found",),
+        "the adapter's config names no module to adapt, which PEFT can make up for well-known models only",
         "put the adapter_config.json of the training beside the weights, or write target_modules into it",
         _no_targets,
     ),
@@ -342,6 +343,7 @@ RULES: Final = (
         "configs, and no weights beside them",
         "copy the weights here, or save again",
         again,
+        when=lambda case: not (case.is_adapter and layout.is_whole_model(case.names)),
     ),
     linked(
         "base-unnamed", _STAGE, "warn", ("adapter-as-model", "base-unreachable"), ("base-unknown",),

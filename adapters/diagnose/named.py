@@ -71,12 +71,15 @@ def _names(case: Case) -> Iterable[Evidence]:
     if found is None:
         return
     ours, theirs = found
-    new = f"{theirs!r} + k.removeprefix({ours!r}) if k.startswith({ours!r}) else k"
+    put = f"{theirs!r} + " if theirs else ""
+    new = f"{put}k.removeprefix({ours!r}) if k.startswith({ours!r}) else k"
     turned = sum(name.startswith(ours) for name in case.tensors)
+    wanted = f"where the model that was built has '{theirs}'" if theirs else "which the model that was built lacks"
     yield Evidence(
         case.owners.get(here[0], case.artifact.relative),
-        f"{turned} of {len(case.tensors)} names in these files begin with '{ours}' where the model that was built has "
-        f"'{theirs}', such as {here[0]}",
+        f"{turned} of {len(case.tensors)} names in these files begin with '{ours}', {wanted}, such as {here[0]}"
+        if ours
+        else f"the names in these files lack '{theirs}' in front, which the model that was built has: {here[0]}",
         (commands.extract(case.folder),)
         if case.facts.get("pickle_format")
         else (commands.rename_keys(case.folder, new),),

@@ -130,6 +130,7 @@ def number_after(text: Text, *fragments: str) -> int | None:
 
 
 def _clean(raw: str) -> str:
+    raw = raw.rstrip("\r").rpartition("\r")[2]  # of a progress bar the state that a terminal shows in the end
     plain = _COLOUR.sub("", raw[: 4 * LINE]).translate(_QUOTES)[:LINE]
     if not plain.isprintable():
         plain = "".join(c if c.isprintable() else " " for c in plain)
