@@ -59,6 +59,20 @@ def test_a_missing_root_does_not_keep_the_others_from_being_published(yard: Yard
     assert yard.daemon_once().returncode == 0
 
 
+def test_what_a_dead_save_left_over_holds_nothing_up(yard: Yard) -> None:
+    """A passage publishes the whole set beside an older temporary file, without it, and says so in the manifest."""
+    folder = settled(yard, 10)
+    left = folder / "adapter_model.safetensors.tmp"
+    left.write_bytes(b"half")
+    os.utime(left, (time.time() - 900,) * 2)
+    done = yard.daemon_once()
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((yard.remote / "models/team-run-1/v1/manifest.json").read_text())
+    assert left.name not in {file["path"] for file in manifest["files"]}
+    assert [f["subject"] for f in manifest["findings"] if f["code"] == "save-left-over"] == [left.name]
+    yard.check(contents=1, closed=True, state=True)
+
+
 def test_a_passage_tells_of_what_it_could_not_name_or_read(yard: Yard) -> None:
     """A folder whose name is no UTF-8 and a database that was set aside stand on stderr, with what they are about."""
     settled(yard, 10)
