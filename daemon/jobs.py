@@ -212,7 +212,8 @@ class Runner:
         self._intake.tag(job, self._home(job), claimed.claim.name, claimed.claim.n)
         if job.bundle is not None:
             staging.discard(_bundle(job))
-        return self._store.advance(job, "done", event="done", bundle=None, people=None, manifest=None, **FRESH)
+        spent = dict.fromkeys(("bundle", "people", "manifest", "claim"))  # what lasts of them is in the catalogue
+        return self._store.advance(job, "done", event="done", **spent, **FRESH)
 
     def _home(self, job: Job) -> Home:
         return self._homes.get(job.home or "")
