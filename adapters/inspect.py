@@ -21,7 +21,7 @@ from weighbridge.adapters import (
     runs,
     trainer,
 )
-from weighbridge.adapters.draft import Draft
+from weighbridge.adapters.draft import WAITABLE, Draft
 from weighbridge.adapters.families import (
     deepspeed,
     distributed,
@@ -36,7 +36,7 @@ from weighbridge.adapters.families import (
 from weighbridge.adapters.inspection import Inspection
 from weighbridge.adapters.plan import JudgedFile, Named
 from weighbridge.adapters.reading import Place, Reader
-from weighbridge.adapters.whole import dead_link, file_name_unsafe, is_pointer, pointer_finding
+from weighbridge.adapters.whole import dead_link, file_name_unsafe, is_pointer, pointer_finding, some
 from weighbridge.registry import findings
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.refs import path_fault
@@ -269,7 +269,7 @@ def _finish(draft: Draft, files: list[JudgedFile], caches: Sequence[Path]) -> No
         for path in draft.named.weights[:1]:
             draft.findings.extend(paperwork.metadata(draft, path))
         draft.license = papers.license
-    writing = sorted(f.path for f in place.names.values() if layout.is_in_progress(f.name))
+    writing = _writing(draft)
     marks = [f.subject for f in draft.findings if f.code == "end-mark-missing"]
     if writing:
         draft.facts["in_progress"] = writing
@@ -289,6 +289,30 @@ def _finish(draft: Draft, files: list[JudgedFile], caches: Sequence[Path]) -> No
     draft.gather_pointers()
     draft.tell()
     draft.facts["publishable"] = draft.kind is not None and outcome(draft.findings) in {"accept", "warn"}
+
+
+def _writing(draft: Draft) -> list[str]:
+    """Return the files of the folder that are being written; what a dead save left beside whole weights is noted."""
+    files = draft.place.names
+    writing = {name for name in files if layout.is_in_progress(name)}
+    if not writing:
+        return []
+    times = {name: Path(f.source).stat().st_mtime_ns for name, f in files.items() if f.link is None}
+    torn = any(f.code in WAITABLE for f in draft.findings)
+    old = set() if torn else writing.intersection(layout.left_over(times))
+    if old:
+        paths = [files[name].path for name in sorted(old)]
+        draft.findings.append(
+            findings.finding(
+                "save-left-over",
+                paths[0],
+                f"{some(paths)} {'was' if len(paths) == 1 else 'were'} left over by a save that was broken off: all "
+                "weights beside it are younger; it is not published",
+                "delete it",
+                left_over=paths,
+            )
+        )
+    return sorted(files[name].path for name in writing - old)
 
 
 def _unusable(draft: Draft, one: JudgedFile) -> list[Finding]:

@@ -5,7 +5,7 @@ the sources of transformers 5, peft 0.21, accelerate 1.15 and DeepSpeed.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -193,6 +193,23 @@ def is_staging_name(name: str) -> bool:
 def is_in_progress(name: str) -> bool:
     """Return whether a file is a download or a save under way, by its name."""
     return name.endswith(_IN_PROGRESS)
+
+
+def left_over(times: Mapping[str, int]) -> list[str]:
+    """Return the files in progress that no writer comes back for; `times` are the last changes of a folder's files.
+
+    Such a file bears the name of one that is there, and all weights and indexes beside it are younger. A save that is
+    under way, stalled or not, leaves an older one: at least the file that it is about to replace. Times are compared
+    with each other only, never with a clock.
+    """
+    weights = [name for name in times if is_weights_name(name) and not is_in_progress(name)]
+    return sorted(
+        name
+        for name, time in times.items()
+        if (ending := next((e for e in _IN_PROGRESS if name.endswith(e)), None)) is not None
+        and (whole := name.removesuffix(ending)) in times
+        and all(times[other] > time for other in (whole, *weights))
+    )
 
 
 def shard_of(name: str) -> tuple[str, int, int, str] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from weighbridge.adapters import code_state, history, paths, recipes, secrets
+from weighbridge.adapters import code_state, history, parents, paths, recipes, secrets
 from weighbridge.adapters.card_facts import CARD, CardFacts
 from weighbridge.adapters.card_facts import read as read_card
 from weighbridge.adapters.sidecar import Sidecar
@@ -46,6 +46,9 @@ def gather(
     past = state or _newest_state(root)
     settings, data = recipes.training(folders, card.body)
     settings = dict(past.settings if past else {}) | settings
+    merged = parents.merge(root)
+    if merged is not None and merged.method is not None:
+        settings["merge_method"] = merged.method
     told = history.State() if state is None else state
     found = Provenance(
         run=run,

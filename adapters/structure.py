@@ -22,23 +22,28 @@ JSON_LIMIT: Final = 64 << 20
 def complete(path: Path | str, *, mark: bool = True) -> str | None:
     """Return why a folder cannot be whole at this moment, or None when its structure says that it is.
 
-    Looks at: staging names, files in progress, the owed end mark, empty files and dangling links among the weights, the
-    header of every safetensors file against its length, the directory of torch zip files, GGUF headers, a distributed
-    checkpoint's .metadata, every shard an index names, an adapter's two halves, JSON that
-    does not parse. With `mark` False an owed end mark is no reason: it only shortens a wait that quiet time ends too.
+    Looks at: staging names, files in progress (but for those of `layout.left_over`), the owed end mark, empty files and
+    dangling links among the weights, the header of every safetensors file against its length, the directory of torch
+    zip files, GGUF headers, a distributed checkpoint's .metadata, every shard an index names, an adapter's two halves,
+    JSON that does not parse. With `mark` False an owed end mark is no reason: it only shortens a wait that quiet time
+    ends too.
     Raises FileNotFoundError when the folder is gone.
     """
     folder = Path(path)
     with os.scandir(folder) as entries:
-        sizes = {entry.name: _size(entry) for entry in entries if not entry.is_dir()}
-    names = sizes.keys()
+        stats = {entry.name: _stat(entry) for entry in entries if not entry.is_dir()}
+    names = stats.keys()
     if layout.is_staging_name(folder.name):
         return f"the folder still has the staging name {folder.name}"
+    writing = [name for name in names if layout.is_in_progress(name)]
+    if writing:
+        old = layout.left_over({name: stat.st_mtime_ns for name, stat in stats.items() if stat is not None})
+        live = sorted(set(writing).difference(old))
+        if live:
+            return f"{live[0]} is still being written"
     for name in sorted(names):
-        if layout.is_in_progress(name):
-            return f"{name} is still being written"
-    for name in sorted(names):
-        reason = _file_reason(folder, name, sizes[name])
+        stat = stats[name]
+        reason = _file_reason(folder, name, None if stat is None else stat.st_size)
         if reason:
             return reason
     if layout.is_sharded_state(names) and ".metadata" not in names:
@@ -50,9 +55,9 @@ def complete(path: Path | str, *, mark: bool = True) -> str | None:
     return f"{owed} is not there yet" if owed else None
 
 
-def _size(entry: os.DirEntry[str]) -> int | None:
+def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
-        return entry.stat().st_size
+        return entry.stat()
     except OSError:
         return None
 

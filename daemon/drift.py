@@ -7,8 +7,8 @@ import msgspec
 from weighbridge.daemon.jobstore import Job, JobStore
 from weighbridge.daemon.records import encode
 from weighbridge.registry.errors import VanishedError
-from weighbridge.registry.flow.claims import Claimed, manifest_of
 from weighbridge.registry.flow.verify import verify_source
+from weighbridge.registry.manifest import Manifest, parse
 from weighbridge.registry.types import Finding
 
 
@@ -19,9 +19,10 @@ def recheck(store: JobStore, job: Job) -> Job | None:
     Raises VanishedError.
     """
     published = store.job(job.recheck or 0)
-    if published is None or published.claim is None:
+    sealed = store.manifest_of(published) if published is not None else None
+    if published is None or sealed is None:
         return store.advance(job, recheck=None)
-    found = differences(published, Path(job.path))
+    found = differences(published, parse(sealed.encode()), Path(job.path))
     if not found:
         ref = f"{published.name}@v{published.n}"
         return store.advance(job, "superseded", reason=f"only change times differ from {ref}")
@@ -31,13 +32,12 @@ def recheck(store: JobStore, job: Job) -> Job | None:
         return store.advance(job, "superseded", reason=found[0].message)
 
 
-def differences(published: Job, folder: Path) -> list[Finding]:
+def differences(published: Job, sealed: Manifest, folder: Path) -> list[Finding]:
     """Return a finding for each file whose bytes are no longer those that were published. Raises VanishedError."""
-    claimed = msgspec.json.decode((published.claim or "").encode(), type=Claimed)
     if not folder.is_dir():
         raise VanishedError(f"{folder} is gone")
     ref = f"{published.name}@v{published.n}"
     return [
         msgspec.structs.replace(found, fix=f"registry verify {folder} compares; registry pull {ref} has the original")
-        for found in verify_source(folder, manifest_of(claimed)).findings
+        for found in verify_source(folder, sealed).findings
     ]

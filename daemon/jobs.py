@@ -234,8 +234,9 @@ class Runner:
         self._intake.tag(job, self._home(job), claimed.claim.name, claimed.claim.n)
         if job.bundle is not None:
             staging.discard(_bundle(job))
+        spent = dict.fromkeys(("bundle", "people", "manifest", "claim"))  # what lasts of them is in the catalogue
         with self._store.transaction():
-            done = self._store.advance(job, "done", event="done", bundle=None, people=None, manifest=None, **FRESH)
+            done = self._store.advance(job, "done", event="done", **spent, **FRESH)
             if done is not None and self._sequel is not None:
                 self._sequel.follows(done)
             return done

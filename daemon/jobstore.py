@@ -169,10 +169,15 @@ class JobStore(Records):
             return fresh
 
     def manifest_of(self, job: Job) -> str | None:
-        """Return the manifest of a job's version as it was claimed: the sealed one, unless it joined another."""
-        if job.claim is None:
-            return job.manifest
-        return str(msgspec.json.decode(job.claim.encode())["claim"]["manifest"])
+        """Return the manifest of a job's version as it was claimed: the sealed one, unless it joined another.
+
+        Of a job that is done the catalogue alone keeps it.
+        """
+        if job.claim is not None:
+            return str(msgspec.json.decode(job.claim.encode())["claim"]["manifest"])
+        if job.receipt is not None:
+            return self._catalog.document(str(msgspec.json.decode(job.receipt.encode())["manifest_sha256"]))
+        return job.manifest
 
     def _write(self, job: Job) -> None:
         values = [getattr(job, column) for column in _COLUMNS]

@@ -92,6 +92,7 @@ CODES: Final[dict[str, Code]] = {
     "rank-state-missing": Code("warn", "a rank's training state is missing: training cannot go on from here"),
     "latest-tag-missing": Code("warn", "DeepSpeed's latest names a state that is not there"),
     "still-writing": Code("block", "a file is still being written, or has just been begun", waits=True),
+    "save-left-over": Code("note", "a temporary file of a save that was broken off, older than the whole weights"),
     "staging-name": Code("block", "a folder still has the name that trainers write under", waits=True),
     "runs-mixed": Code("warn", "the checkpoints of one folder come from several runs"),
     "same-bytes": Code("note", "two artifacts have the same content and are stored once"),

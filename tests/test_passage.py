@@ -2,9 +2,11 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,42 @@ def test_a_missing_root_does_not_keep_the_others_from_being_published(yard: Yard
     assert f"{yard.folder}/unmounted" in told["message"]
     (yard.folder / "unmounted").mkdir()
     assert yard.daemon_once().returncode == 0
+
+
+def test_the_database_keeps_a_manifest_once(yard: Yard) -> None:
+    """Of what is done the catalogue alone has the document, and whoever compares the folder reads it there."""
+    folder = settled(yard, 10)
+    assert yard.daemon_once().returncode == 0
+    manifest = json.loads((yard.remote / "models/team-run-1/v1/manifest.json").read_text())
+    packed = json.dumps(manifest["provenance"]["log_history"], separators=(",", ":"))
+    assert "loss" in packed
+    with closing(sqlite3.connect(yard.state / "weighbridge.db")) as link:
+        tables = [name for (name,) in link.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        stored = [(name, row[1]) for name in tables for row in link.execute(f'PRAGMA table_info("{name}")')]
+        values = [str(v) for name, key in stored for (v,) in link.execute(f'SELECT "{key}" FROM "{name}"')]
+    assert sum(packed in value for value in values) == 1
+    for path in folder.iterdir():
+        path.chmod(0o600)  # only change times differ: the bytes are compared with the manifest
+    assert json.loads(yard.daemon_once("--json").stdout)["published"] == []
+    with closing(sqlite3.connect(yard.state / "weighbridge.db")) as link:
+        assert link.execute("SELECT reason FROM jobs WHERE state = 'superseded'").fetchall() == [
+            ("only change times differ from team-run-1@v1",)
+        ]
+    yard.check(contents=1, closed=True, state=True)
+
+
+def test_what_a_dead_save_left_over_holds_nothing_up(yard: Yard) -> None:
+    """A passage publishes the whole set beside an older temporary file, without it, and says so in the manifest."""
+    folder = settled(yard, 10)
+    left = folder / "adapter_model.safetensors.tmp"
+    left.write_bytes(b"half")
+    os.utime(left, (time.time() - 900,) * 2)
+    done = yard.daemon_once()
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((yard.remote / "models/team-run-1/v1/manifest.json").read_text())
+    assert left.name not in {file["path"] for file in manifest["files"]}
+    assert [f["subject"] for f in manifest["findings"] if f["code"] == "save-left-over"] == [left.name]
+    yard.check(contents=1, closed=True, state=True)
 
 
 def test_a_passage_tells_of_what_it_could_not_name_or_read(yard: Yard) -> None:

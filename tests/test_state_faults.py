@@ -62,7 +62,7 @@ def test_a_running_daemon_recovers_from_damage(yard: Yard) -> None:
     """A row that is not what was written is noticed under way; the daemon mends itself and goes on."""
     with yard.daemon() as process:
         link = sqlite3.connect(yard.state / "weighbridge.db", timeout=10)
-        link.execute("UPDATE jobs SET claim = replace(claim, 'team', 'maet')")
+        link.execute("UPDATE jobs SET receipt = replace(receipt, 'team', 'maet')")
         link.commit()
         link.close()
         lora_adapter(yard.runs / "team/run/checkpoint-4", seed=4)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from weighbridge.adapters import card_facts, code_files, paths, provenance
+from weighbridge.adapters import card_facts, code_files, parents, paths, provenance
 from weighbridge.adapters import license as licences
 from weighbridge.adapters.card_facts import CardFacts
 from weighbridge.adapters.extract_write import Content
@@ -91,7 +91,7 @@ def admit(
         licences.local_base(artifact.facts.get("base_model")),
         note,
         card=card,
-        base_id=base.id,
+        base_id=base.id if base.relation != "merge" else None,  # one parent's licence is not that of them all
         base_revision=base.revision,
         above=[run_root] if run_root is not None and run_root != root else [],
         caches=caches,
@@ -332,14 +332,25 @@ def _base(artifact: Artifact, note: Sidecar, card: CardFacts) -> tuple[BaseFacts
         return BaseFacts(id=None, relation=relation, evidence=f"{own.evidence}: a path of a machine"), None
     if own.id is not None:
         return own, None
+    merged = parents.merge(Path(artifact.root))
+    if merged is not None and merged.base is not None:
+        return BaseFacts(id=merged.base, relation="merge", evidence=f"{merged.file}:base_model"), None
     if len(card.base_models) == _BASE_CARD_LIMIT and not paths.is_local(card.base_models[0]):
         stated = card.front.get("base_model_relation") if card.front else None
         word = stated if isinstance(stated, str) else relation
         return BaseFacts(id=card.base_models[0], relation=word, evidence="README.md:base_model"), None
+    source = parents.download(Path(artifact.root))
+    if source is not None:
+        when = f", downloaded {source.at}" if source.at else ""
+        evidence = f"{parents.DOWNLOAD}:url{when}"
+        return BaseFacts(id=source.id, revision=source.branch, relation=relation, evidence=evidence), None
     return own, None
 
 
 def _lineage(artifact: Artifact, base: BaseFacts) -> list[LineageEdge]:
+    merged = parents.merge(Path(artifact.root))
+    if merged is not None:
+        return [LineageEdge(relation="merged-from", ref=model) for model in merged.models]
     if artifact.kind != "adapter" or base.id is None:
         return []
     return [LineageEdge(relation="adapter-of", ref=base.id, content=base.content)]
