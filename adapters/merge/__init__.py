@@ -8,4 +8,5 @@ block            the arithmetic of one block of rows
 stream, journal  write the shards, hash them on the way, go on after a kill
 proof            read the written files again and prove them
 job              the child process's part; start, the parent's
+outside          what PEFT's own layers compute: planned, done in a jail, looked through; peft_job, the child's part
 """

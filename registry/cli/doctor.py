@@ -68,9 +68,9 @@ def run(config: str | None, remote: str | None, *, write: bool) -> Iterator[Chec
         yield from guarded("watch", partial(folders.roots, settings, mountinfo))
         yield from guarded("daemon", partial(folders.daemon, settings))
         yield from guarded("inotify", machine.inotify)
-        yield from guarded("jail", machine.jailed)
         yield from guarded("extras", partial(machine.extras, settings))
         yield from guarded("merge", partial(merges.merges, settings))
+    yield from guarded("jail", machine.jailed)  # a merge by hand needs it, too
     every = dict(settings.remotes)
     if os.environ.get("WEIGHBRIDGE_REMOTE"):
         chosen = context.choose_remote(settings)
