@@ -298,17 +298,26 @@ def _json(raw: bytes) -> Any:
 
 
 def _strings(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Yield (field, text) of every string, without recursion, in document order; prompts are no paths."""
+    """Yield (field, text) of every string that may hold a path, in document order, without recursion.
+
+    Prompts are no paths. An index holds a hundred thousand plain names: what has no slash costs next to nothing.
+    """
     waiting = [(field, value)]
     while waiting:
         where, item = waiting.pop()
         if isinstance(item, str):
-            yield where, item
+            if _may_be_path(item):
+                yield where, item
         elif isinstance(item, dict):
-            children = [(f"{where}.{k}" if where else str(k), v) for k, v in item.items() if str(k) not in _PROMPTS]
-            waiting += reversed(children)
+            children = [(k, v) for k, v in item.items() if not isinstance(v, str) or _may_be_path(v)]
+            waiting += [(f"{where}.{k}" if where else str(k), v) for k, v in reversed(children) if k not in _PROMPTS]
         elif isinstance(item, (list, tuple)):
             waiting += reversed([(f"{where}[{i}]", v) for i, v in enumerate(item)])
+
+
+def _may_be_path(text: str) -> bool:
+    """Tell whether any of the patterns could match; all but `file:` ask for a slash of either kind."""
+    return "/" in text or "\\" in text or text.startswith("file:")
 
 
 def _in_string(field: str, text: str) -> list[str]:

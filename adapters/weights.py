@@ -85,7 +85,7 @@ def is_side(tensor: Tensor, tensors: Mapping[str, Tensor]) -> bool:
 
 def _logical(tensor: Tensor, bits: int | None, tensors: Mapping[str, Tensor]) -> int | None:
     """Return how many weights a packed tensor holds, None for a plain one; without `bits` the stored elements."""
-    if is_side(tensor, tensors):
+    if tensor.dtype in FLOATS or is_side(tensor, tensors):
         return None
     stem, _, last = tensor.name.rpartition(".")
     if tensor.dtype in {"I32", "U32"}:
