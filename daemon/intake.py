@@ -136,7 +136,7 @@ class Intake:
         except errors.WeighbridgeError:
             staging.discard(bundle)
             raise
-        return Taken(job, bundle, admission.facts, admission.people)
+        return Taken(job, bundle, staging.seen(bundle, admission.facts), admission.people)
 
     def judge(self, job: Job, rule: WatchRule) -> Judged | Unfit:
         """Find out what a folder holds and write down what the policy needs to know of it."""

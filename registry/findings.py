@@ -104,6 +104,8 @@ CODES: Final[dict[str, Code]] = {
     "file-name-unsafe": Code("block", "a file cannot be published under its name", integrity=True),
     "file-unreadable": Code("block", "a weights file cannot be opened", integrity=True),
     "values-nan": Code("block", "a tensor holds NaN or infinities", integrity=True),
+    "values-zero": Code("note", "whole matrices are zero"),
+    "values-unread": Code("note", "the values of a weights file were not looked at, so nothing is known of them"),
     "file-extra": Code("block", "a file that the manifest does not list", integrity=True),
     "file-missing": Code("block", "a file that the manifest lists is not there", integrity=True),
     "file-size": Code("block", "a file is longer or shorter than the manifest says", integrity=True),

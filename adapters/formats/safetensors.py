@@ -268,7 +268,7 @@ def _tensor(name: str, entry: Any) -> Tensor | str:
 
 
 def _counts(values: list[Any]) -> bool:
-    for value in values:  # a plain loop: a header holds a hundred thousand of these lists
+    for value in values:  # noqa: SIM110 - a plain loop: a header holds two hundred thousand of these lists
         if type(value) is not int or not 0 <= value < _INT_LIMIT:
             return False
     return True
