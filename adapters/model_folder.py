@@ -12,13 +12,10 @@ from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
-from weighbridge.adapters.reading import Place
+from weighbridge.adapters.reading import VALUES_LIMIT, Place
 from weighbridge.adapters.weights import WeightSet
 from weighbridge.adapters.whole import file_findings, some
 from weighbridge.registry import findings
-
-VALUES_LIMIT: Final = 256 << 20
-"""Bytes of weights up to which every value of a whole model is looked at; beyond, headers alone are read."""
 
 _FOREIGN: Final = (".h5", ".msgpack", ".ot", ".onnx", ".tflite")
 _OTHER_FORMS: Final = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot")
@@ -131,7 +128,7 @@ def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization 
                 )
             ],
         )
-    draft.facts["values_checked"] = found.sound and summary.bytes <= VALUES_LIMIT
+    draft.facts["values_checked"] = found.sound and summary.bytes <= draft.place.reader.values
     if draft.facts["values_checked"]:
         look_at_values(draft, found)
 

@@ -12,6 +12,11 @@ JSON_LIMIT: Final = 64 << 20
 """Bytes of the largest JSON document that is read."""
 
 
+VALUES_LIMIT: Final = 256 << 20
+"""Bytes of a whole model up to which every value is looked at by whoever only inspects; beyond, headers alone are read.
+"""
+
+
 class Unreadable(NamedTuple):
     """Why a document could not be read."""
 
@@ -19,10 +24,14 @@ class Unreadable(NamedTuple):
 
 
 class Reader:
-    """The documents, headers and containers of one tree, each read at most once."""
+    """The documents, headers and containers of one tree, each read at most once.
 
-    def __init__(self, tree: Tree) -> None:
+    Whole models of up to `values` bytes may be read for their values.
+    """
+
+    def __init__(self, tree: Tree, values: int = VALUES_LIMIT) -> None:
         self.tree = tree
+        self.values = values
         self._documents: dict[str, Any] = {}
         self._headers: dict[str, safetensors.Header] = {}
         self._containers: dict[str, str] = {}

@@ -194,7 +194,7 @@ class Intake:
         prefix = job.path + "/"
         # Checkpoints below a run's root are judged by their own jobs.
         below = [glob.escape(path.removeprefix(prefix)) + "/" for path in self._below(job.root, job.path)]
-        found = inspect(Path(job.path), ignore=[*rule.ignore, *below], caches=self._caches)
+        found = inspect(Path(job.path), ignore=[*rule.ignore, *below], caches=self._caches, values=0)
         publishable = [one for one in found.artifacts if one.relative == "." and one.kind is not None]
         if not publishable:
             blocking = [f for f in found.findings if f.severity == "block"]

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from weighbridge.adapters.sift import Sieve, Sieves
 from weighbridge.registry import errors
 from weighbridge.registry.flow.stage import Mode, seen, stage
-from weighbridge_testlib.builders import TensorSpec, safetensors_bytes
+from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.builders import TensorSpec, llama_model, llama_tensors, safetensors_bytes
+from weighbridge_testlib.desk import Desk
 from weighbridge_testlib.publishing import write_files
 from weighbridge_testlib.shelf import facts
 
@@ -189,6 +191,39 @@ def test_sound_weights_cost_no_word(tmp_path: Path) -> None:
     """A sound model says nothing at all."""
     bundle = stage(write_files(tmp_path / "run", model()), tmp_path / "staging" / "a")
     assert bundle.findings == []
+
+
+def diverged() -> dict[str, TensorSpec]:
+    """Return the tensors of the tiny Llama, one of them with a NaN in its last row."""
+    tensors = llama_tensors()
+    name = "model.layers.1.mlp.down_proj.weight"
+    dtype, shape, data = tensors[name]
+    tensors[name] = (dtype, shape, [*cast("list[float]", data)[:-1], float("nan")])
+    return tensors
+
+
+def test_push_refuses_a_diverged_model_and_names_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`registry push` of a model with one NaN ends with 5 and the tensor's name; no version, no stage is left."""
+    desk = Desk(tmp_path, monkeypatch)
+    said = desk.registry("push", llama_model(desk.folder / "full", tensors=diverged()), "--name", "full", "--json")
+    assert said.code == 5
+    assert "model.layers.1.mlp.down_proj.weight" in said.error["why"]
+    assert not [path for path in desk.root.rglob("*") if path.suffix == ".safetensors"]
+
+
+@pytest.mark.parametrize("staging", ["auto", "direct"])
+def test_the_daemon_blocks_a_diverged_model(tmp_path: Path, staging: Any) -> None:
+    """A model with one NaN becomes a blocked job that says so, never a claim; the sound one beside it is published."""
+    bench = Bench(tmp_path)
+    bench.intake._settings = bench.intake._settings._replace(staging=staging)
+    llama_model(bench.runs / "team/bad/checkpoint-1", tensors=diverged())
+    llama_model(bench.runs / "team/good/checkpoint-1")
+    bench.settle()
+    bench.work()
+    (job,) = bench.store.jobs("state = 'blocked'")
+    assert [f.code for f in job.findings_list if f.severity == "block"] == ["values-nan"]
+    assert list(bench.versions()) == ["team-good@v1"]
+    bench.catalog.close()
 
 
 def test_only_weights_are_sifted() -> None:
