@@ -1,6 +1,6 @@
 """An artifact while it is being judged: what the checks of adapters, models and trainers add up to."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,15 @@ WAITABLE = frozenset(
     }
 )
 """Faults that a writer who is not finished leaves; with a sign of one they are a reason to wait."""
+
+
+def joined(old: list[Any], more: Iterable[Any]) -> list[Any]:
+    """Return a list and what another has besides; lists of a hundred thousand names are compared by their hashes."""
+    try:
+        known: Container[Any] = set(old)
+    except TypeError:
+        known = old
+    return old + [item for item in more if item not in known]
 
 
 @dataclass
@@ -64,7 +73,7 @@ class Draft:
         for key, value in facts.items():
             old = self.facts.get(key)
             if isinstance(old, list) and isinstance(value, list):
-                self.facts[key] = old + [item for item in value if item not in old]
+                self.facts[key] = joined(old, value)
             else:
                 self.facts[key] = value
         self.findings.extend(found)
@@ -81,7 +90,7 @@ class Draft:
                 elif isinstance(old, dict) and isinstance(value, dict):
                     self.facts[key] = {**value, **old}
                 elif isinstance(old, list) and isinstance(value, list):
-                    self.facts[key] = old + [item for item in value if item not in old]
+                    self.facts[key] = joined(old, value)
         for key in LIST_FACTS:
             self.facts.setdefault(key, [])
 

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters.formats import readers, safetensors, sniff
 from weighbridge.adapters.formats.protocol import Directory, FormatFault
+from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.listing import File, Tree
 
 JSON_LIMIT: Final = 64 << 20
@@ -90,8 +91,7 @@ class Reader:
     def head(self, file: File, count: int = sniff.HEAD) -> bytes:
         """Return a file's first bytes, nothing where it cannot be read."""
         try:
-            with Path(file.source).open("rb") as stream:
-                return stream.read(count)
+            return contents(Path(file.source), count)
         except OSError:
             return b""
 
@@ -126,7 +126,7 @@ def _document(file: File) -> Any:
     if file.size > JSON_LIMIT:
         return Unreadable(f"it has {file.size} bytes, the limit is {JSON_LIMIT}")
     try:
-        stored = Path(file.source).read_bytes()
+        stored = contents(Path(file.source), JSON_LIMIT)
     except OSError as error:
         return Unreadable(f"it cannot be read: {error.strerror}")
     if not stored:

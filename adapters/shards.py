@@ -200,7 +200,8 @@ def _missing_shards(
     found.extend(dead_link(path, target) for path, target in dead.items())
     absent = [v for v in missing if at[v] not in files]
     if absent:
-        gone = sorted(name for name, v in weight_map.items() if v in set(absent))
+        lost = set(absent)
+        gone = sorted(name for name, v in weight_map.items() if v in lost)
         found.append(
             findings.finding(
                 "shard-missing",
@@ -375,7 +376,8 @@ def _without_index(
             tensors.setdefault(name, tensor)
             owners.setdefault(name, file.path)
     found.extend(dead_link(file.path, file.link) for file in members.values() if file.link is not None)
-    absent = [path for path in missing if path not in {file.path for file in members.values()}]
+    there = {file.path for file in members.values()}
+    absent = [path for path in missing if path not in there]
     if absent:
         found.append(
             findings.finding(

@@ -204,6 +204,7 @@ CODES: Final[dict[str, Code]] = {
     "license-conflict": Code("warn", "card and LICENSE file name different licences"),
     "license-text-unclear": Code("note", "a LICENSE file is there, but it is not the text of one known licence"),
     "license-looser-than-base": Code("warn", "the stated licence allows more than the licence of the base model"),
+    "file-unsearched": Code("block", "a file besides the weights is too large to be searched for secrets"),
     "secret-in-file": Code("block", "a file that would be published holds a token, key or password"),
     "private-path": Code("warn", "a file that would be published holds a path of somebody's machine"),
     "private-path-rewritten": Code("note", "a path was replaced by what evidence states"),

@@ -21,6 +21,9 @@ HEADER_LIMIT: Final = 32 << 20
 TENSOR_LIMIT: Final = 200_000
 RANK_LIMIT: Final = 64
 NAME_LIMIT: Final = 1024
+FAULTS_MAX: Final = 1000
+"""Invalid entries after which a header is not read on."""
+
 _INT_LIMIT: Final = 1 << 63
 
 BITS: Final[dict[str, int]] = {
@@ -196,6 +199,8 @@ def _judge(text: bytes, data_start: int, file_bytes: int) -> Header:
             faults.append(
                 Fault("tensor-invalid", f"{_quoted(name)}: {tensor}", {"bad_tensor": name, "problem": tensor})
             )
+            if len(faults) == FAULTS_MAX:
+                break
     faults.extend(_layout_faults(tensors, file_bytes - data_start, data_start, file_bytes, whole=not faults))
     return Header(file_bytes, data_start, tensors, metadata, tuple(faults))
 
