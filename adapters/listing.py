@@ -75,7 +75,7 @@ def walk(root: Path | str, ignore: Sequence[str] = (), *, hidden: bool = False) 
         place = waiting.popleft() if waiting else links.popleft()
         if place.linked:
             target = os.path.realpath(place.path)
-            if not _on_disk(target) or target in seen or real == target or real.startswith(target.rstrip("/") + "/"):
+            if target in seen or leads_astray(target, real):
                 continue
             seen.add(target)
             place = place._replace(real=target)
@@ -198,7 +198,7 @@ def _in_progress(name: str) -> bool:
 
 def _file(entry: os.DirEntry[str], path: str) -> File | None:
     try:
-        if not entry.is_file() or (entry.is_symlink() and not _on_disk(entry.path)):
+        if not entry.is_file() or (entry.is_symlink() and _made_up(os.path.realpath(entry.path))):
             return _dead(entry, path)
         size = entry.stat().st_size
     except OSError:
@@ -211,9 +211,16 @@ def _file(entry: os.DirEntry[str], path: str) -> File | None:
     return File(path, entry.path, size)
 
 
-def _on_disk(path: str) -> bool:
-    """Tell whether a path leads to something that is stored; what the kernel makes up is no part of any model."""
-    return not f"{os.path.realpath(path)}/".startswith(_MADE_UP)
+def leads_astray(target: str, root: str) -> bool:
+    """Tell whether a folder's link must not be followed: to the root or above it, or to what the kernel makes up.
+
+    Both are real paths.
+    """
+    return f"{root}/".startswith(target.rstrip("/") + "/") or _made_up(target)
+
+
+def _made_up(real: str) -> bool:
+    return f"{real}/".startswith(_MADE_UP)
 
 
 def _dead(entry: os.DirEntry[str], path: str) -> File | None:

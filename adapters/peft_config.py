@@ -2,6 +2,7 @@
 
 import math
 import re
+import string
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -27,7 +28,7 @@ _QUANT_SUFFIX: Final = re.compile(
 _CACHE_PATH: Final = re.compile(
     r"(?:.*[/\\])?models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+?)[/\\]snapshots[/\\](?P<commit>[0-9a-f]{40})(?:[/\\].*)?"
 )
-_PLAIN_END: Final = re.compile(r"[A-Za-z0-9_]+$")
+_PLAIN: Final = string.ascii_letters + string.digits + "_"
 _HINTS: Final = ("base_model", "base_model_name", "model_name_or_path", "base_model_path", "model")
 
 
@@ -86,8 +87,7 @@ def _tail(pattern: str) -> str:
     """Return letters and digits with which everything ends that a pattern matches; none where that is not plain."""
     if any(mark in pattern for mark in ("|", "\\", "(?")):
         return ""
-    found = _PLAIN_END.search(pattern)
-    return found[0] if found else ""
+    return pattern[len(pattern.rstrip(_PLAIN)) :]
 
 
 def in_pattern(table: Mapping[str, int | float], module: str) -> int | float | None:

@@ -292,5 +292,14 @@ def finding(
         subject=utf8(subject),
         message=utf8(message),
         fix=None if fix is None else utf8(fix),
-        data=dict(data),
+        data={key: _spelled(value) for key, value in data.items()},
     )
+
+
+def _spelled(value: object) -> object:
+    """Return a fact that every file and database can hold: a name out of a file may hold half a character."""
+    if isinstance(value, str):
+        return value if value.isascii() else utf8(value)
+    if isinstance(value, dict):
+        return {_spelled(key): _spelled(item) for key, item in value.items()}
+    return [_spelled(item) for item in value] if isinstance(value, (list, tuple)) else value

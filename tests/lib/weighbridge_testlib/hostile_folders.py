@@ -6,7 +6,6 @@
 import json
 import os
 import socket
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -73,6 +72,10 @@ _NAMES: Final = {
     "c1": "\x9b2J\x85.safetensors".encode(),
 }
 """What a file or folder may be called."""
+
+
+_STATE: Final = "trainer_state.json"
+_INDEX: Final = "model.safetensors.index.json"
 
 
 class Attack(NamedTuple):
@@ -167,9 +170,9 @@ def _indexes() -> list[Attack]:
         Attack("index-total-huge", lambda f: _sharded(f, lambda i: i["metadata"].update(total_size=10**4000)), True),
         Attack("index-total-infinite", lambda f: _sharded(f, lambda i: i["metadata"].update(total_size=1e999)), True),
         Attack("index-names-steer", lambda f: _sharded(f, lambda i: i["weight_map"].update({"\x1b[2J\n\u202e": "a"}))),
-        Attack("index-deep", lambda f: (_sharded(f, dict), _write(f, {"model__safetensors__index__json": deep(200_000)}))),
+        Attack("index-deep", lambda f: (_sharded(f, dict), _write(f, {_INDEX: deep(200_000)}))),
         Attack("index-digits", lambda f: (
-            _sharded(f, dict), _write(f, {"model__safetensors__index__json": '{"weight_map": ' + "9" * 1_000_000 + "}"})
+            _sharded(f, dict), _write(f, {_INDEX: '{"weight_map": ' + "9" * 1_000_000 + "}"})
         )),
         Attack("index-hole", lambda f: (_sharded(f, dict), _hole(f / "model.safetensors.index.json"))),
     ]  # fmt: skip
@@ -237,7 +240,7 @@ def _configs() -> list[Attack]:
         Attack("config-layers", changed(num_hidden_layers=10**15), harmless=True),
         Attack("config-layers-999", changed(num_hidden_layers=999)),
         Attack("config-vocabulary", changed(vocab_size=-(10**30))),
-        Attack("config-numbers-are-texts", changed(vocab_size="1", hidden_size=[], num_hidden_layers={}), harmless=True),
+        Attack("config-texts", changed(vocab_size="1", hidden_size=[], num_hidden_layers={}), harmless=True),
         Attack("config-type-steers", changed(model_type="\x1b[2J\n", architectures=["\u202e\x07"]), harmless=True),
         Attack("config-code-climbs", changed(auto_map={"AutoModel": "../../evil--x.Model"})),
         Attack("config-code-deep", changed(auto_map={"AutoModel": ["a." * 100_000]})),
@@ -295,10 +298,10 @@ def _papers(canary: str) -> list[Attack]:
     found += [
         Attack("card-hole", lambda f: (_adapter(f), _hole(f / "README.md")), True),
         Attack("card-large", lambda f: _adapter(f, README__md="word " * 8_000_000), True),
-        Attack("card-slow", lambda f: _adapter(f, README__md="license " * 20_000 + "/" * 200_000 + " " * 200_000), True),
+        Attack("card-slow", lambda f: _adapter(f, README__md="license " * 20_000 + "/" * 200_000 + " " * 9999), True),
         Attack("licence-hole", lambda f: (_adapter(f), _hole(f / "LICENSE")), True),
-        Attack("state-deep", lambda f: (trainer_checkpoint(f, step=10), _write(f, {"trainer_state__json": deep(300_000)}))),
-        Attack("state-long", lambda f: (trainer_checkpoint(f, step=10), write_json(f / "trainer_state.json", trainer)), True),
+        Attack("state-deep", lambda f: (trainer_checkpoint(f, step=10), _write(f, {_STATE: deep(300_000)}))),
+        Attack("state-long", lambda f: (trainer_checkpoint(f, step=10), write_json(f / _STATE, trainer)), True),
         Attack("state-step", lambda f: trainer_checkpoint(f, step=10, state={"global_step": 10**400}), True),
         Attack("state-best-climbs", lambda f: trainer_checkpoint(
             f, step=10, state={"best_model_checkpoint": "../" * 3000 + "etc/\x1b[2J"}
@@ -342,7 +345,7 @@ def _places(outside: Path) -> list[Attack]:
     found = [
         Attack(f"pipe-{label}", piped(label), label not in {"model.safetensors", "config.json"})
         for label in (
-            "model.safetensors", "config.json", "README.md", "LICENSE", "weighbridge.yaml", "trainer_state.json", "latest",
+            "model.safetensors", "config.json", "README.md", "LICENSE", "weighbridge.yaml", _STATE, "latest",
             "tokenizer.json", "training_args.bin", "generation_config.json", "adapter_config.json", "pytorch_model.bin",
             "quantize_config.json", "modules.json", "scheduler.pt", "chat_template.jinja", ".metadata",
         )
@@ -412,18 +415,27 @@ def _below(folder: Path, raw: bytes) -> Path:
     return path
 
 
-def folders(home: Path, canary: Path) -> list[Attack]:
-    """Write every attack below `home` as a folder of its own, and return what was written."""
+_DEAR: Final = frozenset(
+    (
+        "thousands", "many", "digits", "spaces", "deep", "too-many", "shape-deep", "names-long", "wide", "large",
+        "never", "metadata-large", "state-long", "numbers", "keys", "merges", "laughs", "slow", "long",
+    )
+)  # fmt: skip
+"""Words of labels whose attack is sheer size: they are made for the proof, not for every run of the tests."""
+
+
+def folders(home: Path, canary: Path, *, light: bool = False, only: tuple[str, ...] = ("",)) -> list[Attack]:
+    """Write every attack below `home` as a folder of its own, or those that are quick to make; return what was written.
+
+    `only` are beginnings of labels. Besides `home` a folder is written that nothing may be taken from.
+    """
     outside = home.parent / "outside"
-    outside.mkdir(exist_ok=True)
+    outside.mkdir(parents=True, exist_ok=True)
     (outside / "secret.safetensors").write_bytes(b"not yours")
     attacks = [*_indexes(), *_headers(), *_configs(), *_papers(str(canary)), *_places(outside)]
+    if light:
+        attacks = [attack for attack in attacks if not any(word in attack.label for word in _DEAR)]
+    attacks = [attack for attack in attacks if attack.label.startswith(only)]
     for attack in attacks:
         attack.make(home / attack.label)
     return attacks
-
-
-def special(path: Path) -> bool:
-    """Tell whether something is neither file nor folder nor link."""
-    mode = path.lstat().st_mode
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))

@@ -9,6 +9,7 @@ for whoever waits on a pipe.
 
 import codecs
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -22,6 +23,9 @@ from typing import Any
 from weighbridge.registry.cli.main import main as registry
 from weighbridge_testlib import hostile_run
 from weighbridge_testlib.builders import llama_model
+
+SOUND = "sound"
+"""A folder that is written into the corpus and looked at first, so that everything is imported before."""
 
 CPU_SECONDS = 10
 CLOCK_SECONDS = 20
@@ -80,9 +84,10 @@ def main() -> None:
     """Read the labels from standard input and judge each entry in a process of its own."""
     folder = Path(sys.argv[1])
     codecs.lookup("unicode_escape")
+    importlib.import_module("license_expression")
     with contextlib.redirect_stdout(io.StringIO()):  # everything is imported before anybody watches
         for form in ("table", "json"):
-            registry(["inspect", str(llama_model(folder / "sound", shards=2)), "-o", form])
+            registry(["inspect", str(llama_model(folder / SOUND, shards=2)), "-o", form])
     for label in json.load(sys.stdin):
         reading, writing = os.pipe()
         child = os.fork()
