@@ -113,6 +113,9 @@ def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization 
                 metadata_format=None,
             )
         )
+    if found.sound and not found.tensors and found.files:
+        told = f"{some(found.files)} {'holds' if len(found.files) == 1 else 'hold'} no tensors"
+        draft.findings.append(findings.finding("weights-none", found.files[0], told, "save the model again"))
     empty = sorted(name for name, tensor in found.tensors.items() if 0 in tensor.shape)
     if empty:
         draft.add(

@@ -242,18 +242,18 @@ def _configs() -> list[Attack]:
         Attack("config-vocabulary", changed(vocab_size=-(10**30))),
         Attack("config-texts", changed(vocab_size="1", hidden_size=[], num_hidden_layers={}), harmless=True),
         Attack("config-type-steers", changed(model_type="\x1b[2J\n", architectures=["\u202e\x07"]), harmless=True),
-        Attack("config-code-climbs", changed(auto_map={"AutoModel": "../../evil--x.Model"})),
-        Attack("config-code-deep", changed(auto_map={"AutoModel": ["a." * 100_000]})),
+        Attack("config-code-climbs", changed(auto_map={"AutoModel": "../../evil--x.Model"}), harmless=True),
+        Attack("config-code-deep", changed(auto_map={"AutoModel": ["a." * 100_000]}), harmless=True),
         Attack("config-bits-zero", changed(quantization_config={"quant_method": "gptq", "bits": 0}), harmless=True),
         Attack("config-bits-odd", changed(quantization_config={"quant_method": [], "bits": "\x1b"}), harmless=True),
         Attack("config-dtype-table", changed(torch_dtype={"a": 1}, dtype=None), harmless=True),
         Attack("config-infinite", changed(rope_theta=float("inf"), hidden_size=float("nan")), harmless=True),
-        Attack("adapter-pattern-slow", adapter(target_modules="(a+)+$" + "(.*)*" * 50)),
+        Attack("adapter-pattern-slow", adapter(target_modules="(a+)+$" + "(.*)*" * 50), harmless=True),
         Attack("adapter-pattern-slow-key", adapter(rank_pattern={"(a|a|aa)+$": 4, long_name: 8}), harmless=True),
-        Attack("adapter-pattern-broken", adapter(target_modules="(((((" * 1000)),
+        Attack("adapter-pattern-broken", adapter(target_modules="(((((" * 1000), harmless=True),
         Attack("adapter-patterns-many", adapter(rank_pattern={f"layer.{i}": 4 for i in range(50_000)}), harmless=True),
-        Attack("adapter-rank-infinite", adapter(r=float("inf"), lora_alpha=float("nan"))),
-        Attack("adapter-rank-huge", adapter(r=10**4000)),
+        Attack("adapter-rank-infinite", adapter(r=float("inf"), lora_alpha=float("nan")), harmless=True),
+        Attack("adapter-rank-huge", adapter(r=10**4000), harmless=True),
         Attack("adapter-rank-negative", adapter(r=-8)),
         Attack("adapter-rank-text", adapter(r="\x1b[2J", lora_alpha={}), harmless=True),
         Attack("adapter-layers-many", adapter(layers_to_transform=list(range(1_000_000))), harmless=True),
@@ -262,7 +262,7 @@ def _configs() -> list[Attack]:
         Attack("adapter-base-device", adapter(base_model_name_or_path="/dev/zero"), harmless=True),
         Attack("adapter-base-climbs", adapter(base_model_name_or_path="../" * 5000 + "etc"), harmless=True),
         Attack("adapter-deep", lambda f: _adapter(f, adapter_config__json=deep(300_000, '{"a":', "1}"))),
-        Attack("adapter-type-odd", adapter(peft_type=["\x1b"] * 1000)),
+        Attack("adapter-type-odd", adapter(peft_type=["\x1b"] * 1000), harmless=True),
     ]  # fmt: skip
 
 
@@ -300,13 +300,13 @@ def _papers(canary: str) -> list[Attack]:
         Attack("card-large", lambda f: _adapter(f, README__md="word " * 8_000_000), True),
         Attack("card-slow", lambda f: _adapter(f, README__md="license " * 20_000 + "/" * 200_000 + " " * 9999), True),
         Attack("licence-hole", lambda f: (_adapter(f), _hole(f / "LICENSE")), True),
-        Attack("state-deep", lambda f: (trainer_checkpoint(f, step=10), _write(f, {_STATE: deep(300_000)}))),
+        Attack("state-deep", lambda f: (trainer_checkpoint(f, step=10), _write(f, {_STATE: deep(300_000)})), True),
         Attack("state-long", lambda f: (trainer_checkpoint(f, step=10), write_json(f / _STATE, trainer)), True),
         Attack("state-step", lambda f: trainer_checkpoint(f, step=10, state={"global_step": 10**400}), True),
         Attack("state-best-climbs", lambda f: trainer_checkpoint(
             f, step=10, state={"best_model_checkpoint": "../" * 3000 + "etc/\x1b[2J"}
         ), True),
-        Attack("state-hole", lambda f: (trainer_checkpoint(f, step=10), _hole(f / "trainer_state.json"))),
+        Attack("state-hole", lambda f: (trainer_checkpoint(f, step=10), _hole(f / _STATE)), True),
         Attack("tokenizer-deep", lambda f: _model(f, tokenizer__json=deep(300_000))),
         Attack("tokenizer-ids", lambda f: _model(f, tokenizer__json=json.dumps(
             {"model": {"vocab": {"a": 10**300, "b": -5, "c": "x"}}, "added_tokens": [{"id": 1e300}, 7, None]}
