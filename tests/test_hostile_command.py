@@ -47,8 +47,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     before = {path: path.lstat().st_mtime_ns for path in sorted(home.rglob("*"))}
     found = judged(home / "folders", [attack.label for attack in attacks])
     found |= judged(home / "files", [file.label for file in files])
-    for one in (*attacks, *files):
-        found[one.label]["harmless"] = one.harmless
+    harmless = {attack.label: attack.harmless for attack in attacks} | {file.label: file.harmless for file in files}
+    for label, passes in harmless.items():
+        found[label]["harmless"] = passes
     sound = {home / part / hostile_look.SOUND for part in ("folders", "files")}
     after = {
         path: path.lstat().st_mtime_ns

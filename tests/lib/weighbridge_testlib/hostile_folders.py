@@ -6,7 +6,7 @@
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -94,30 +94,28 @@ def deep(depth: int, opening: str = "[", closing: str = "]") -> str:
     return opening * depth + closing * depth
 
 
-def _model(folder: Path, **files: bytes | str) -> None:
+def _model(folder: Path, **files: bytes | str) -> Path:
     """Write a sound model and put other files in place of some of its own; `__` in a name stands for a dot."""
-    llama_model(folder)
-    _write(folder, files)
+    return _write(llama_model(folder), files)
 
 
-def _adapter(folder: Path, **files: bytes | str) -> None:
-    lora_adapter(folder)
-    _write(folder, files)
+def _adapter(folder: Path, **files: bytes | str) -> Path:
+    return _write(lora_adapter(folder), files)
 
 
-def _write(folder: Path, files: dict[str, bytes | str]) -> None:
+def _write(folder: Path, files: dict[str, bytes | str]) -> Path:
     for label, body in files.items():
         raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
         (folder / label.replace("__", ".")).write_bytes(raw)
+    return folder
 
 
-def _sharded(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def _sharded(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """Write a model of two shards whose index somebody changed."""
     parts = list(zip(shard_names(2), split(llama_tensors(), 2), strict=True))
-    llama_model(folder, shards=2)
     index = index_of(parts)
     change(index)
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return _write(llama_model(folder, shards=2), {_INDEX: json.dumps(index)})
 
 
 def _header(table: object, body: bytes = b"", declared: int | None = None) -> bytes:
@@ -125,13 +123,40 @@ def _header(table: object, body: bytes = b"", declared: int | None = None) -> by
     return (len(text) if declared is None else declared).to_bytes(8, "little") + text + body
 
 
-def _hole(path: Path, size: int = HUGE, head: bytes = b"") -> None:
+def _hole(path: Path) -> Path:
     with path.open("wb") as stream:
-        stream.write(head)
-        stream.truncate(size)
+        stream.truncate(HUGE)
+    return path
 
 
-def _socket(path: Path) -> None:
+def _without(path: Path) -> Path:
+    path.unlink()
+    return path
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def _link(path: Path, target: str | Path) -> Path:
+    path.symlink_to(target)
+    return path
+
+
+def _empty(folder: Path, names: Iterable[str]) -> Path:
+    for label in names:
+        (folder / label).touch()
+    return folder
+
+
+def _folders(folder: Path, names: Iterable[str]) -> Path:
+    for label in names:
+        (folder / label).mkdir()
+    return folder
+
+
+def _socket(path: Path) -> Path:
     here = Path.cwd()
     with socket.socket(socket.AF_UNIX) as listening:
         os.chdir(path.parent)  # the address of a socket has room for a hundred bytes only
@@ -139,6 +164,7 @@ def _socket(path: Path) -> None:
             listening.bind(path.name)
         finally:
             os.chdir(here)
+    return path
 
 
 def _entry(dtype: str, shape: object, begin: object, end: object) -> dict[str, object]:
@@ -286,14 +312,8 @@ def _papers(canary: str) -> list[Attack]:
         "dates": "license: 2026-99-99\nbase_model: 0x" + "f" * 5000 + "\n",
         "sexagesimal": "license: " + "1:" * 50_000 + "1\n",
     }
-    found = [
-        Attack(f"card-{label}", lambda f, text=text: _adapter(f, README__md=f"---\n{text}---\n# x\n"), True)
-        for label, text in fronts.items()
-    ]
-    found += [
-        Attack(f"sidecar-{label}", lambda f, text=text: _adapter(f, weighbridge__yaml=text), True)
-        for label, text in fronts.items()
-    ]
+    found = [Attack(f"card-{label}", _carded(text), True) for label, text in fronts.items()]
+    found += [Attack(f"sidecar-{label}", _noted(text), True) for label, text in fronts.items()]
     trainer = {"log_history": [{"loss": 0.5, "step": i} for i in range(100_000)], "global_step": 10}
     found += [
         Attack("card-hole", lambda f: (_adapter(f), _hole(f / "README.md")), True),
@@ -351,7 +371,7 @@ def _places(outside: Path) -> list[Attack]:
         )
     ]  # fmt: skip
     found += [
-        Attack("socket", lambda f: (_model(f), (f / "model.safetensors").unlink(), _socket(f / "model.safetensors"))),
+        Attack("socket", lambda f: (_model(f), _without(f / "model.safetensors"), _socket(f / "model.safetensors"))),
         Attack("link-weights-passwd", linked("model.safetensors", "/etc/passwd")),
         Attack("link-weights-zero", linked("model.safetensors", "/dev/zero")),
         Attack("link-weights-random", linked("model.safetensors", "/dev/urandom")),
@@ -365,36 +385,36 @@ def _places(outside: Path) -> list[Attack]:
         Attack("link-licence-zero", linked("LICENSE", "/dev/zero"), True),
         Attack("link-itself", linked("model.safetensors", "model.safetensors")),
         Attack("link-each-other", lambda f: (
-            _model(f), (f / "model.safetensors").unlink(), (f / "a").symlink_to("b"), (f / "b").symlink_to("a"),
-            (f / "model.safetensors").symlink_to("a"),
+            _model(f), _without(f / "model.safetensors"), _link(f / "a", "b"), _link(f / "b", "a"),
+            _link(f / "model.safetensors", "a"),
         )),
         Attack("link-up", linked("up", ".."), True),
         Attack("link-root", linked("root", "/"), True),
         Attack("link-kernel", linked("proc", "/proc"), True),
         Attack("link-itself-folder", linked("here", "."), True),
-        Attack("link-outside", lambda f: (_model(f), (f / "more").symlink_to(outside, target_is_directory=True)), True),
+        Attack("link-outside", lambda f: (_model(f), _link(f / "more", outside)), True),
         Attack("folder-as-weights", lambda f: (
-            _model(f), (f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()
+            _model(f), _without(f / "model.safetensors"), _folder(f / "model.safetensors")
         )),
-        Attack("folder-as-config", lambda f: (_model(f), (f / "config.json").unlink(), (f / "config.json").mkdir())),
-        Attack("folder-as-metadata", lambda f: (f / ".metadata").mkdir(parents=True)),
-        Attack("many-files", lambda f: (_model(f), [(f / f"{i}.txt").touch() for i in range(3000)]), True),
-        Attack("many-weights", lambda f: (_model(f), [(f / f"{i}.safetensors").touch() for i in range(3000)]), True),
-        Attack("many-folders", lambda f: (_model(f), [(f / str(i)).mkdir() for i in range(1500)]), True),
+        Attack("folder-as-config", lambda f: (_model(f), _without(f / "config.json"), _folder(f / "config.json"))),
+        Attack("folder-as-metadata", lambda f: _folder(f / ".metadata")),
+        Attack("many-files", lambda f: (_model(f), _empty(f, (f"{i}.txt" for i in range(3000)))), True),
+        Attack("many-weights", lambda f: (_model(f), _empty(f, (f"{i}.safetensors" for i in range(1000)))), True),
+        Attack("many-folders", lambda f: (_model(f), _folders(f, map(str, range(1500)))), True),
         Attack("many-checkpoints", lambda f: (
-            _model(f), [(f / f"checkpoint-{i}").mkdir() for i in range(2000)]
+            _model(f), _folders(f, (f"checkpoint-{i}" for i in range(2000)))
         ), True),
         Attack("very-deep", lambda f: (_model(f), _nested(f, 300)), True),
     ]  # fmt: skip
     for label, raw in _NAMES.items():
         found += [
-            Attack(f"name-{label}", lambda f, raw=raw: (_model(f), _touch(f, raw, b"{}")), True),
-            Attack(f"folder-name-{label}", lambda f, raw=raw: (f.mkdir(), _adapter(_below(f, raw))), True),
+            Attack(f"name-{label}", _named(raw), True),
+            Attack(f"folder-name-{label}", _named_below(raw), True),
         ]
     return found
 
 
-def _nested(folder: Path, depth: int) -> None:
+def _nested(folder: Path, depth: int) -> Path:
     here = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("deeper-and-deeper", dir_fd=here)
@@ -402,11 +422,29 @@ def _nested(folder: Path, depth: int) -> None:
         os.close(here)
         here = inner
     os.close(here)
+    return folder
 
 
-def _touch(folder: Path, raw: bytes, body: bytes) -> None:
+def _touch(folder: Path, raw: bytes, body: bytes) -> Path:
     with open(os.path.join(os.fsencode(folder), raw), "wb") as stream:  # noqa: PTH118, PTH123 - a name of any bytes
         stream.write(body)
+    return folder
+
+
+def _carded(text: str) -> Make:
+    return lambda folder: _adapter(folder, README__md=f"---\n{text}---\n# x\n")
+
+
+def _noted(text: str) -> Make:
+    return lambda folder: _adapter(folder, weighbridge__yaml=text)
+
+
+def _named(raw: bytes) -> Make:
+    return lambda folder: _touch(_model(folder), raw, b"{}")
+
+
+def _named_below(raw: bytes) -> Make:
+    return lambda folder: _adapter(_below(_folder(folder), raw))
 
 
 def _below(folder: Path, raw: bytes) -> Path:
