@@ -11,7 +11,7 @@ WORKERS ?= 2
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo docs test lint types imports tests proofs fix bench clean check-links hub test-hub-live test-slurm
+.PHONY: help install demo docs test lint types imports tests proofs proofs-long fix bench clean check-links hub test-hub-live test-slurm
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,10 @@ tests: .venv/installed  ## pytest in random order; skips are counted and named
 
 proofs: .venv/installed  ## bounded fault runs: kills, power loss, amnesia, flipped bits, full disks
 	$(BIN)/python tests/proofs/run.py
+
+proofs-long: .venv/installed  ## half an hour: 100,000 mutated files per container reader, the whole hostile corpus
+	FUZZ=100000 $(BIN)/pytest -q -n $(WORKERS) tests/test_formats_fuzz.py
+	$(BIN)/python tests/proofs/run.py hostile -- --whole
 
 bench: .venv/installed  ## the measuring programs of benchmarks/, each a line of JSON
 	$(BIN)/python benchmarks/run.py

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import license_text, paths
+from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.license_names import Name, named, nearest_known
 from weighbridge.registry import frontmatter, hub_rules
 from weighbridge.registry.findings import finding
@@ -59,10 +60,13 @@ def read(path: Path, *, config_base: str | None = None) -> CardFacts:
     "no such file".
     """
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(CARD_MAX + 1)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raw = contents(path, CARD_MAX + 1)
+    except (FileNotFoundError, NotADirectoryError):
         return ABSENT
+    except OSError:
+        if path.is_file():
+            raise
+        return ABSENT  # a folder, a pipe or a device of that name
     return parse(raw, config_base=config_base, name=path.name)
 
 

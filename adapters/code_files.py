@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from weighbridge.adapters.formats.source import contents
+
 FILE_LIMIT: Final = 4 << 20
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+\.(?P<module>[A-Za-z_][\w]*)[ \t]+import|from[ \t]+\.[ \t]+import[ \t]+(?P<names>[\w, \t]+))",
@@ -21,7 +23,7 @@ def needed(config: Path) -> set[str]:
     A class in another repository (`owner/name--module.Class`) is written `owner/name--module.py`: it is never here.
     """
     try:
-        document = json.loads(config.read_bytes())
+        document = json.loads(contents(config, FILE_LIMIT))
     except (OSError, ValueError, RecursionError):
         return set()
     waiting = sorted(_modules(document.get("auto_map") if isinstance(document, dict) else None))
@@ -45,8 +47,7 @@ def _modules(value: Any) -> set[str]:
 
 def _imports(file: Path) -> list[str]:
     try:
-        with file.open("rb") as stream:
-            text = stream.read(FILE_LIMIT).decode("utf-8", "replace")
+        text = contents(file, FILE_LIMIT).decode("utf-8", "replace")
     except OSError:
         return []
     found: list[str] = []

@@ -33,7 +33,7 @@ WAITABLE = frozenset(
 """Faults that a writer who is not finished leaves; with a sign of one they are a reason to wait."""
 
 
-def _joined(old: list[Any], more: list[Any]) -> list[Any]:
+def joined(old: list[Any], more: Iterable[Any]) -> list[Any]:
     """Return a list with what it lacks of another one; a file may name a million things, so never pair by pair."""
     known = {repr(item) for item in old}
     return old + [item for item in more if repr(item) not in known]
@@ -70,7 +70,7 @@ class Draft:
         for key, value in facts.items():
             old = self.facts.get(key)
             if isinstance(old, list) and isinstance(value, list):
-                self.facts[key] = _joined(old, value)
+                self.facts[key] = joined(old, value)
             else:
                 self.facts[key] = value
         self.findings.extend(found)
@@ -87,7 +87,7 @@ class Draft:
                 elif isinstance(old, dict) and isinstance(value, dict):
                     self.facts[key] = {**value, **old}
                 elif isinstance(old, list) and isinstance(value, list):
-                    self.facts[key] = _joined(old, value)
+                    self.facts[key] = joined(old, value)
         for key in LIST_FACTS:
             self.facts.setdefault(key, [])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from weighbridge.adapters.formats.source import contents
 from weighbridge.registry.errors import half_character
 from weighbridge.registry.types import BestFacts
 
@@ -56,7 +57,7 @@ def read(folder: Path) -> State | None:
     try:
         if path.stat().st_size > STATE_MAX:
             return None
-        document = json.loads(path.read_bytes())
+        document = json.loads(contents(path, STATE_MAX))
     except (OSError, ValueError, RecursionError):
         return None
     return parse(document) if isinstance(document, dict) and half_character(document) is None else None

@@ -35,7 +35,7 @@ from weighbridge.adapters.families import (
 )
 from weighbridge.adapters.inspection import Inspection
 from weighbridge.adapters.plan import JudgedFile, Named
-from weighbridge.adapters.reading import Place, Reader
+from weighbridge.adapters.reading import VALUES_LIMIT, Place, Reader
 from weighbridge.adapters.whole import dead_link, file_name_unsafe, is_pointer, pointer_finding, some
 from weighbridge.registry import findings
 from weighbridge.registry.findings import outcome
@@ -45,19 +45,27 @@ from weighbridge.registry.types import Finding
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})(?:/|$)")
 
 
-def inspect(path: Path, *, ignore: Sequence[str] = (), caches: Sequence[Path] = (), alone: bool = False) -> Inspection:
+def inspect(
+    path: Path,
+    *,
+    ignore: Sequence[str] = (),
+    caches: Sequence[Path] = (),
+    alone: bool = False,
+    values: int = VALUES_LIMIT,
+) -> Inspection:
     """Return what a folder, or a single file, holds.
 
     `ignore` are patterns of the watch rule; `caches` Hub caches that may hold bases, for their licences. With `alone`
-    only the artifacts of the folder itself are judged, and those in folders below count as somebody else's. Raises
-    OSError when the path is gone or cannot be listed.
+    only the artifacts of the folder itself are judged, and those in folders below count as somebody else's. The values
+    of a whole model of up to `values` bytes are looked at; whoever stages it next passes 0, for staging looks at all.
+    Raises OSError when the path is gone or cannot be listed.
     """
     tree = listing.read_tree(path, ignore)
-    reader = Reader(tree)
+    reader = Reader(tree, values)
     folders = checkpoint.without_slices(list(checkpoint.candidates(iter(tree.folders.values()))))
     if alone:
         tree = _without(tree, [f.relative for f in folders if f.relative != "."])
-        reader = Reader(tree)
+        reader = Reader(tree, values)
         folders = [f for f in folders if f.relative == "."]
     drafts = _drafts(reader, path, folders)
     staging = runs.staging(tree)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import card_facts, license_text
 from weighbridge.adapters.card_facts import CardFacts
+from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.license_names import Name, named, nearest_known, parts, restriction, same
 from weighbridge.adapters.sidecar import SIDECAR, Sidecar
 from weighbridge.registry.findings import finding
@@ -199,8 +200,7 @@ def _from_config(config: Mapping[str, Any] | None) -> _Stated | None:
 def _from_files(folder: Path, where: str, findings: list[Finding]) -> _Stated | None:
     told: list[tuple[Path, license_text.Recognised]] = []
     for path in license_files(folder):
-        with path.open("rb") as stream:
-            text = stream.read(license_text.TEXT_MAX).decode("utf-8", "replace")
+        text = contents(path, license_text.TEXT_MAX).decode("utf-8", "replace")
         told.append((path, license_text.recognise(text)))
     if not told:
         return None
@@ -318,9 +318,12 @@ def _of_base(
     )
 
 
+_CONFIG_MAX: Final = 16 << 20
+
+
 def _config(folder: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads((folder / "config.json").read_bytes())
+        value = json.loads(contents(folder / "config.json", _CONFIG_MAX))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 NEVER_ENTERED: Final = frozenset({".git", "__pycache__", "node_modules", ".venv"})
 DEPTH_LIMIT: Final = 32
+_MADE_UP: Final = ("/proc/", "/sys/", "/dev/")
 _NAME: Final = attrgetter("name")
 _TEXT_LINK_LIMIT: Final = 200
 _BLOB_LINK = re.compile(rb"(?:\.\./)+blobs/[0-9a-f]{40,64}")
@@ -74,7 +75,7 @@ def walk(root: Path | str, ignore: Sequence[str] = (), *, hidden: bool = False) 
         place = waiting.popleft() if waiting else links.popleft()
         if place.linked:
             target = os.path.realpath(place.path)
-            if target in seen or real == target or real.startswith(target.rstrip("/") + "/"):
+            if target in seen or leads_astray(target, real):
                 continue
             seen.add(target)
             place = place._replace(real=target)
@@ -197,7 +198,7 @@ def _in_progress(name: str) -> bool:
 
 def _file(entry: os.DirEntry[str], path: str) -> File | None:
     try:
-        if not entry.is_file():
+        if not entry.is_file() or (entry.is_symlink() and _made_up(os.path.realpath(entry.path))):
             return _dead(entry, path)
         size = entry.stat().st_size
     except OSError:
@@ -208,6 +209,18 @@ def _file(entry: os.DirEntry[str], path: str) -> File | None:
             blob = Path(entry.path).parent / target
             return File(path, str(blob), blob.stat().st_size) if blob.is_file() else File(path, entry.path, 0, target)
     return File(path, entry.path, size)
+
+
+def leads_astray(target: str, root: str) -> bool:
+    """Tell whether a folder's link must not be followed: to the root or above it, or to what the kernel makes up.
+
+    Both are real paths.
+    """
+    return f"{root}/".startswith(target.rstrip("/") + "/") or _made_up(target)
+
+
+def _made_up(real: str) -> bool:
+    return f"{real}/".startswith(_MADE_UP)
 
 
 def _dead(entry: os.DirEntry[str], path: str) -> File | None:

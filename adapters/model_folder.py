@@ -12,13 +12,10 @@ from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
-from weighbridge.adapters.reading import Place
+from weighbridge.adapters.reading import VALUES_LIMIT, Place
 from weighbridge.adapters.weights import WeightSet
 from weighbridge.adapters.whole import counted, file_findings, some
 from weighbridge.registry import findings
-
-VALUES_LIMIT: Final = 256 << 20
-"""Bytes of weights up to which every value of a whole model is looked at; beyond, headers alone are read."""
 
 _FOREIGN: Final = (".h5", ".msgpack", ".ot", ".onnx", ".tflite")
 _OTHER_FORMS: Final = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot")
@@ -114,6 +111,9 @@ def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization 
                 metadata_format=None,
             )
         )
+    if found.sound and not found.tensors and found.files:
+        told = f"{some(found.files)} {'holds' if len(found.files) == 1 else 'hold'} no tensors"
+        draft.findings.append(findings.finding("weights-none", found.files[0], told, "save the model again"))
     empty = sorted(name for name, tensor in found.tensors.items() if 0 in tensor.shape)
     if empty:
         draft.add(
@@ -129,7 +129,7 @@ def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization 
                 )
             ],
         )
-    draft.facts["values_checked"] = found.sound and summary.bytes <= VALUES_LIMIT
+    draft.facts["values_checked"] = found.sound and summary.bytes <= draft.place.reader.values
     if draft.facts["values_checked"]:
         look_at_values(draft, found)
 

@@ -114,7 +114,7 @@ def _logical(
     stated: Mapping[str, int],
 ) -> int | None:
     """Return how many weights a packed tensor holds, None for a plain one; stored elements where nothing tells it."""
-    if is_side(tensor, tensors):
+    if tensor.dtype in FLOATS or is_side(tensor, tensors):
         return None
     stem, _, last = tensor.name.rpartition(".")
     own = modules.get(stem, bits)

@@ -8,7 +8,8 @@ import msgspec
 
 from weighbridge.adapters import card_facts, paths, secrets, sidecar
 from weighbridge.adapters import license as licences
-from weighbridge.adapters.draft import Draft
+from weighbridge.adapters.draft import Draft, joined
+from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import CARD_ROLE, JudgedFile
 from weighbridge.registry import findings
@@ -16,6 +17,13 @@ from weighbridge.registry.types import Finding, LicenseFacts
 
 TEXT_LIMIT: Final = 32 << 20
 """Bytes of the largest text file that is searched for private paths."""
+
+
+SECRETS_LIMIT: Final = 64 << 20
+"""Bytes of the largest file besides weights that is published: more than any tokenizer has, and searched whole."""
+
+PROSE_LIMIT: Final = 4 << 20
+"""Bytes of the largest text that people wrote and that is published: searched word by word for private paths."""
 
 
 class Papers(NamedTuple):
@@ -54,6 +62,10 @@ def read(draft: Draft, files: Iterable[JudgedFile], above: Sequence[Path], cache
     told += _private(published, cards)
     # Of a pickle that is converted only the tensors go out; what else it holds stays where it is.
     kept = set(draft.convert)
+    weights = {f.path for f in files if f.role == "weights"}
+    large = [f for f in published if f.size > _limit(f) and f.path not in weights]
+    told += [_unsearched(f) for f in large]
+    kept |= {f.path for f in large}
     told += secrets.scan((f.path, Path(f.source)) for f in published if f.link is None and f.path not in kept)
     _collect(facts, told, "local_paths")
     _collect(facts, told, "secret_files")
@@ -81,9 +93,9 @@ def _private(published: Sequence[File], cards: Sequence[JudgedFile]) -> list[Fin
     for file in published:
         if file.path in own or file.link is not None or file.size > TEXT_LIMIT:
             continue
-        if file.name.endswith((".json", ".jinja", ".txt", ".yml", ".yaml", ".py", ".md", ".model.json")):
+        if file.name.endswith((".json", *_PROSE)):
             try:
-                raw = Path(file.source).read_bytes()
+                raw = contents(Path(file.source), TEXT_LIMIT)
             except OSError:
                 continue
             hits += paths.scan(file.path, raw)
@@ -125,10 +137,28 @@ _CAPTIONS: Final = frozenset(
 )
 
 
+def _limit(file: File) -> int:
+    return PROSE_LIMIT if file.name.endswith(_PROSE) and not paths.is_vocabulary(file.path) else SECRETS_LIMIT
+
+
+_PROSE: Final = (".jinja", ".txt", ".yml", ".yaml", ".py", ".md")
+
+
+def _unsearched(file: File) -> Finding:
+    return findings.finding(
+        "file-unsearched",
+        file.path,
+        f"{file.path} has {file.size} bytes and is no weights file: that is more than is searched for secrets",
+        "take it out of the folder, or split it",
+        file=file.path,
+        file_bytes=file.size,
+    )
+
+
 def _collect(facts: dict[str, Any], told: Iterable[Finding], name: str) -> None:
     """Gather one list fact over all findings."""
     every = list(facts.get(name) or [])
     for one in told:
-        every += [value for value in one.data.get(name, []) if value not in every]
+        every = joined(every, one.data.get(name, []))
     if every:
         facts[name] = every

@@ -43,6 +43,7 @@ _EMBEDDED = re.compile(
     rf"|(?<![\w./:])~/(?:{_SEGMENT}/)*{_SEGMENT}"
     r"|(?<![A-Za-z])[A-Za-z]:[\\/](?:Users|Documents and Settings|home)[\\/][^\s\"'`<>|*?]+"
 )
+_SLASH = re.compile(r"[/\\]")
 _WHOLE = re.compile(
     r"file:/.+|~[\w.-]*[\\/].+|[A-Za-z]:[\\/](?![\\/]).+|\\\\[\w.-]+\\.+"
     rf"|/(?:{_HOMES}|{_MOUNTS})/[^\n]+"
@@ -132,11 +133,16 @@ def base_evidence(
 
 def scan(name: str, raw: bytes) -> list[Hit]:
     """Return the private paths in one file of a bundle, in the order in which they stand."""
-    if _VOCABULARY.search(name) and not name.endswith("_config.json"):
+    if is_vocabulary(name):
         return []
     if name.endswith(".json") and len(raw) <= SCAN_MAX:
         return _scan_json(name, raw)
     return scan_text(name, raw[:SCAN_MAX].decode("utf-8", "replace"))
+
+
+def is_vocabulary(name: str) -> bool:
+    """Tell whether a file is a tokenizer's table, in which anything may look like a path."""
+    return _VOCABULARY.search(name) is not None and not name.endswith("_config.json")
 
 
 def scan_text(name: str, text: str) -> list[Hit]:
@@ -298,17 +304,26 @@ def _json(raw: bytes) -> Any:
 
 
 def _strings(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Yield (field, text) of every string, without recursion, in document order; prompts are no paths."""
+    """Yield (field, text) of every string that may hold a path, in document order, without recursion.
+
+    Prompts are no paths. An index holds a hundred thousand plain names: what has no slash costs next to nothing.
+    """
     waiting = [(field, value)]
     while waiting:
         where, item = waiting.pop()
         if isinstance(item, str):
-            yield where, item
+            if _may_be_path(item):
+                yield where, item
         elif isinstance(item, dict):
-            children = [(f"{where}.{k}" if where else str(k), v) for k, v in item.items() if str(k) not in _PROMPTS]
-            waiting += reversed(children)
+            children = [(k, v) for k, v in item.items() if not isinstance(v, str) or _may_be_path(v)]
+            waiting += [(f"{where}.{k}" if where else str(k), v) for k, v in reversed(children) if k not in _PROMPTS]
         elif isinstance(item, (list, tuple)):
             waiting += reversed([(f"{where}[{i}]", v) for i, v in enumerate(item)])
+
+
+def _may_be_path(text: str) -> bool:
+    """Tell whether any of the patterns could match; all but `file:` ask for a slash of either kind."""
+    return "/" in text or "\\" in text or text.startswith("file:")
 
 
 def _in_string(field: str, text: str) -> list[str]:
@@ -323,7 +338,22 @@ def _in_string(field: str, text: str) -> list[str]:
 
 
 def _embedded(text: str) -> list[str]:
-    return [m[0].rstrip(".,:!") for m in _EMBEDDED.finditer(text)]
+    """Return the paths in a text, looked for around its slashes alone: a template of megabytes has few of them."""
+    found: list[str] = []
+    end = 0
+    for slash in _SLASH.finditer(text):
+        at = slash.start()
+        if at < end:
+            continue
+        before = text[max(0, at - 5) : at]
+        backs = (5,) if before == "file:" else (2,) if before[-1:] == ":" else (1,) if before[-1:] == "~" else ()
+        for back in (*backs, 0):
+            match = _EMBEDDED.match(text, at - back) if at - back >= end else None
+            if match:
+                found.append(match[0].rstrip(".,:!"))
+                end = match.end()
+                break
+    return found
 
 
 def _relative(value: str) -> bool:

@@ -2,7 +2,9 @@
 
 import math
 import re
+import string
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from weighbridge.adapters import keys
@@ -26,14 +28,16 @@ _QUANT_SUFFIX: Final = re.compile(
 _CACHE_PATH: Final = re.compile(
     r"(?:.*[/\\])?models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+?)[/\\]snapshots[/\\](?P<commit>[0-9a-f]{40})(?:[/\\].*)?"
 )
+_PLAIN: Final = string.ascii_letters + string.digits + "_"
 _HINTS: Final = ("base_model", "base_model_name", "model_name_or_path", "base_model_path", "model")
 
 
 def number(value: Any) -> int | float | None:
-    """Return a finite JSON number, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """Return a finite JSON number of at most 64 bits, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value
+    fits = abs(value) < 1 << 63 if isinstance(value, int) else math.isfinite(value)
+    return value if fits else None
 
 
 def is_local(base: str) -> bool:
@@ -96,9 +100,19 @@ def ranks_kept(config: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+@lru_cache(maxsize=4096)
+def _tail(pattern: str) -> str:
+    """Return letters and digits with which everything ends that a pattern matches; none where that is not plain."""
+    if any(mark in pattern for mark in ("|", "\\", "(?")):
+        return ""
+    return pattern[len(pattern.rstrip(_PLAIN)) :]
+
+
 def in_pattern(table: Mapping[str, int | float], module: str) -> int | float | None:
     """Return the value of the first pattern that a module's path ends with, as PEFT looks it up."""
     for pattern, value in table.items():
+        if not module.endswith(_tail(pattern)):
+            continue  # most of a table of many, without compiling each
         if keys.matches(rf"(.*\.)?({pattern})", module):
             return value
     return None

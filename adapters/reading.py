@@ -7,13 +7,16 @@ from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters.formats import readers, safetensors, sniff
 from weighbridge.adapters.formats.protocol import Directory, FormatFault
+from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.listing import File, Tree
 from weighbridge.registry.errors import half_character
 
 JSON_LIMIT: Final = 64 << 20
 """Bytes of the largest JSON document that is read."""
 
-
+VALUES_LIMIT: Final = 256 << 20
+"""Bytes of a whole model up to which every value is looked at by whoever only inspects; beyond, headers alone are read.
+"""
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _TOKENS: Final = frozenset({"vocab.json", "tokenizer.json", "added_tokens.json"})
 """Their strings are pieces of text as a tokenizer cuts it, and become no facts."""
@@ -26,10 +29,14 @@ class Unreadable(NamedTuple):
 
 
 class Reader:
-    """The documents, headers and containers of one tree, each read at most once."""
+    """The documents, headers and containers of one tree, each read at most once.
 
-    def __init__(self, tree: Tree) -> None:
+    Whole models of up to `values` bytes may be read for their values.
+    """
+
+    def __init__(self, tree: Tree, values: int = VALUES_LIMIT) -> None:
         self.tree = tree
+        self.values = values
         self._documents: dict[str, Any] = {}
         self._headers: dict[str, safetensors.Header] = {}
         self._containers: dict[str, str] = {}
@@ -88,8 +95,7 @@ class Reader:
     def head(self, file: File, count: int = sniff.HEAD) -> bytes:
         """Return a file's first bytes, nothing where it cannot be read."""
         try:
-            with Path(file.source).open("rb") as stream:
-                return stream.read(count)
+            return contents(Path(file.source), count)
         except OSError:
             return b""
 
@@ -124,7 +130,7 @@ def _document(file: File) -> Any:
     if file.size > JSON_LIMIT:
         return Unreadable(f"it has {file.size} bytes, the limit is {JSON_LIMIT}")
     try:
-        stored = Path(file.source).read_bytes()
+        stored = contents(Path(file.source), JSON_LIMIT)
     except OSError as error:
         return Unreadable(f"it cannot be read: {error.strerror}")
     if not stored:

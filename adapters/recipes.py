@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from weighbridge.adapters import paths, secrets
+from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.history import number
 from weighbridge.registry import frontmatter
 from weighbridge.registry.hub_rules import is_repo_id
@@ -200,6 +201,6 @@ def _text(path: Path) -> str | None:
     try:
         if path.stat().st_size > _FILE_MAX:
             return None
-        return path.read_bytes().decode("utf-8-sig", "replace")
+        return contents(path, _FILE_MAX).decode("utf-8-sig", "replace")
     except OSError:
         return None

@@ -128,13 +128,21 @@ _WORDS = re.compile(rb"[A-Za-z]+(?:[_./-][A-Za-z]+)+\.?")
 """A module, a path or a constant, not a secret."""
 
 
+_DIGITS: Final = b"0123456789"
+_BORDER: Final = b","
+_SHORT: Final = {keyword: keyword.translate(None, _DIGITS) for pattern in PATTERNS for keyword in pattern.keywords}
+"""Keywords without digits. None holds the border, so each lies within one piece between two of them."""
+
+
 def scan_bytes(raw: bytes, *, offset: int = 0) -> list[Hit]:
     """Return the secrets in some bytes, by kind and place."""
     found: set[Hit] = set()
     lower = raw.lower()
+    # Headers and indexes repeat themselves but for the numbers in their names: each piece is looked at once, without.
+    pieces = _BORDER.join(set(lower.translate(None, _DIGITS).split(_BORDER)))
     for pattern in PATTERNS:
         for keyword in pattern.keywords:
-            at = lower.find(keyword)
+            at = lower.find(keyword) if _SHORT[keyword] in pieces else -1
             while at >= 0:
                 match = pattern.regex.match(raw, at - pattern.back) if at >= pattern.back else None
                 if match and _real(match):

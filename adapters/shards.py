@@ -101,7 +101,8 @@ def _indexed(index: File, tensors_here: Mapping[str, File], place: Place, form: 
     if not good or not isinstance(weight_map, dict):
         return _bad_index(index, document, tensors_here, place, form)
     found: list[Finding] = []
-    unsafe = sorted({str(v) for v in weight_map.values() if not _is_safe(v)})
+    named = set(weight_map.values())
+    unsafe = sorted(v for v in named if not _is_safe(v))
     if unsafe:
         found.append(
             findings.finding(
@@ -112,7 +113,7 @@ def _indexed(index: File, tensors_here: Mapping[str, File], place: Place, form: 
                 unsafe_paths=unsafe,
             )
         )
-    listed = sorted({v for v in weight_map.values() if _is_safe(v)})
+    listed = sorted(named - set(unsafe))
     at = {v: place.path(v) for v in listed}
     here = {v: files[path] for v, path in at.items() if path in files and files[path].link is None}
     missing = [v for v in listed if v not in here]
@@ -127,11 +128,12 @@ def _indexed(index: File, tensors_here: Mapping[str, File], place: Place, form: 
         aliases.update(form.aliases(file, reader))
     listing = {name: v for name, v in weight_map.items() if name not in aliases}
     tensors, owners, agreed = _agree(found, index, listing, headers, here, whole=sound)
+    gone = set(missing)
     facts: dict[str, Any] = {
         "shards_expected": len(listed) + len(unsafe),
         "shards_found": len(here),
         "missing_files": [at[v] for v in missing],
-        "missing_tensor_count": sum(1 for v in weight_map.values() if v in set(missing)),
+        "missing_tensor_count": sum(1 for v in weight_map.values() if v in gone),
         **agreed,
     }
     if unsafe:
@@ -198,7 +200,8 @@ def _missing_shards(
     found.extend(dead_link(path, target) for path, target in dead.items())
     absent = [v for v in missing if at[v] not in files]
     if absent:
-        gone = sorted(name for name, v in weight_map.items() if v in set(absent))
+        lost = set(absent)
+        gone = sorted(name for name, v in weight_map.items() if v in lost)
         found.append(
             findings.finding(
                 "shard-missing",
@@ -373,7 +376,8 @@ def _without_index(
             tensors.setdefault(name, tensor)
             owners.setdefault(name, file.path)
     found.extend(dead_link(file.path, file.link) for file in members.values() if file.link is not None)
-    absent = [path for path in missing if path not in {file.path for file in members.values()}]
+    there = {file.path for file in members.values()}
+    absent = [path for path in missing if path not in there]
     if absent:
         found.append(
             findings.finding(

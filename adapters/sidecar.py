@@ -16,6 +16,7 @@ A note that cannot be read blocks: it may have said `publish: false`. An unknown
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from weighbridge.adapters.formats.source import contents
 from weighbridge.config.nearest import nearest
 from weighbridge.registry import frontmatter
 from weighbridge.registry.findings import finding
@@ -55,8 +56,7 @@ def read(path: Path) -> Sidecar:
     """Return the sidecar of a run; `path` is the file or the folder that may hold it. Never raises for its content."""
     file = path / SIDECAR if path.is_dir() else path
     try:
-        with file.open("rb") as stream:
-            raw = stream.read(SIDECAR_MAX + 1)
+        raw = contents(file, SIDECAR_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return Sidecar()
     except OSError as error:

@@ -13,7 +13,7 @@ from weighbridge.adapters import layout
 from weighbridge.adapters.checkpoint import expected_end_mark
 from weighbridge.adapters.formats import gguf, safetensors, zipdir
 from weighbridge.adapters.formats.protocol import FormatFault
-from weighbridge.adapters.formats.source import opened
+from weighbridge.adapters.formats.source import contents, opened
 
 JSON_LIMIT: Final = 64 << 20
 """Bytes of the largest JSON file that is read: the index of a model with a million tensors fits."""
@@ -75,7 +75,7 @@ def _file_reason(folder: Path, name: str, size: int | None) -> str | None:
             faults = safetensors.read(folder / name).faults
             return f"{name}: {faults[0].message}" if faults else None
         if is_json and size <= JSON_LIMIT:
-            json.loads((folder / name).read_bytes())
+            json.loads(contents(folder / name, JSON_LIMIT))
         if not is_json:
             return _container_reason(folder / name)
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def _model_reason(folder: Path, names: Any) -> str | None:
     indexes = [name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json"))]
     listed: set[str] = set()
     for index in sorted(indexes):
-        document = json.loads((folder / index).read_bytes())
+        document = json.loads(contents(folder / index, JSON_LIMIT))
         weight_map = document.get("weight_map") if isinstance(document, dict) else None
         if not isinstance(weight_map, dict):
             return f"{index} has no weight map yet"

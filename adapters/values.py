@@ -21,7 +21,13 @@ BLOCK: Final = 8 << 20
 SAME_LIMIT: Final = 1 << 30
 """Bytes up to which two sets of weights are compared value by value."""
 
-_WIDTH: Final = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+WIDTH: Final = {
+    "F64": 8, "F32": 4, "BF16": 2, "F16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "C64": 4,
+}  # fmt: skip
+"""Bytes of a number of each dtype that knows NaN; a complex one is two numbers."""
+
 _SUSPECT_BYTES: Final = {
     "F64": bytes([0x7F, 0xFF]),
     "F32": bytes([0x7F, 0xFF]),
@@ -30,7 +36,11 @@ _SUSPECT_BYTES: Final = {
     "F8_E4M3": bytes([0x7F, 0xFF]),
     "F8_E5M2": bytes([0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF]),
     "F8_E8M0": bytes([0xFF]),
+    "F8_E4M3FNUZ": bytes([0x80]),
+    "F8_E5M2FNUZ": bytes([0x80]),
+    "C64": bytes([0x7F, 0xFF]),
 }
+_MARKS: Final = {dtype: tuple(bytes([mark]) for mark in marks) for dtype, marks in _SUSPECT_BYTES.items()}
 _FEW: Final = 512
 _KEEP: Final = {dtype: bytes(b for b in range(256) if b not in marks) for dtype, marks in _SUSPECT_BYTES.items()}
 
@@ -74,15 +84,20 @@ def _blocks(stream: IO[bytes] | FileIO, left: int) -> Iterator[bytes]:
         yield block
 
 
+def suspect(dtype: str, high: bytes | bytearray) -> bool:
+    """Return whether the high bytes of some elements leave it open that one is NaN or infinite."""
+    return any(mark in high for mark in _MARKS[dtype])
+
+
 def special(dtype: str, block: bytes) -> tuple[int, int]:
     """Return how many NaN and how many infinities some whole elements hold; (0, 0) for dtypes that have none."""
-    width = _WIDTH.get(dtype)
+    width = WIDTH.get(dtype)
     if width is None:
         return 0, 0
     high = block[width - 1 :: width]
-    suspects = len(high.translate(None, _KEEP[dtype]))
-    if not suspects:
+    if not suspect(dtype, high):
         return 0, 0
+    suspects = len(high.translate(None, _KEEP[dtype]))
     if width == 1:
         infinite = high.count(b"\x7c") + high.count(b"\xfc") if dtype == "F8_E5M2" else 0
         return suspects - infinite, infinite

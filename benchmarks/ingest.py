@@ -6,13 +6,11 @@ part is skipped and said so. Virtual disks write fast for a while and slowly aft
 """
 
 import argparse
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,13 +27,13 @@ from weighbridge_testlib.builders import (
 )
 from weighbridge_testlib.yard import BIN, Yard
 
-CHUNK = 1 << 20
+MEGABYTE = 1 << 20
 
 
 def build(folder: Path, megabytes: int, shards: int) -> int:
     """Write a checkpoint of random BF16 weights; return its bytes."""
     columns = 2048
-    rows = megabytes * CHUNK // shards // (2 * columns)
+    rows = megabytes * MEGABYTE // shards // (2 * columns)
     parts: list[tuple[str, dict[str, TensorSpec]]] = []
     for i, name in enumerate(shard_names(shards)):
         body = measure.noise(i, rows * columns, "BF16")
@@ -50,15 +48,6 @@ def build(folder: Path, megabytes: int, shards: int) -> int:
     return sum(p.stat().st_size for p in folder.iterdir())
 
 
-def timed(work: Callable[[], None], rest: float) -> float:
-    """Return the seconds something takes, the disk's queue emptied and the disk rested before."""
-    os.sync()
-    time.sleep(rest)
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 def push(yard: Yard, source: Path, rest: float) -> float:
     """Publish with an empty remote."""
     shutil.rmtree(yard.remote, ignore_errors=True)
@@ -69,7 +58,7 @@ def push(yard: Yard, source: Path, rest: float) -> float:
         if done.returncode:
             raise SystemExit(f"registry push failed: {done.stderr[-1000:]}")
 
-    return timed(work, rest)
+    return measure.timed(work, rest)
 
 
 def dvc(base: Path, source: Path, rest: float) -> float | None:
@@ -95,7 +84,7 @@ def dvc(base: Path, source: Path, rest: float) -> float | None:
         call("add", "-q", "data")
         call("push", "-q")
 
-    seconds = timed(work, rest)
+    seconds = measure.timed(work, rest)
     shutil.rmtree(repository)
     return seconds
 
@@ -103,21 +92,7 @@ def dvc(base: Path, source: Path, rest: float) -> float | None:
 def single_pass(base: Path, source: Path, rest: float) -> float:
     """Copy, hash and force to disk, one file after the other."""
     target = base / "copy"
-
-    def work() -> None:
-        target.mkdir()
-        for path in sorted(source.iterdir()):
-            digest = hashlib.sha256()
-            with path.open("rb", buffering=0) as read, (target / path.name).open("wb", buffering=0) as write:
-                while chunk := read.read(CHUNK):
-                    digest.update(chunk)
-                    write.write(chunk)
-                os.fsync(write.fileno())
-        handle = os.open(target, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
-
-    seconds = timed(work, rest)
+    seconds = measure.timed(lambda: measure.single_pass(source, target), rest)
     shutil.rmtree(target)
     return seconds
 

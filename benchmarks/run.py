@@ -14,6 +14,7 @@ RUNS = {
     "startup": ((),),
     "idle": ((),),
     "ingest": ((),),
+    "inspect": ((),),
     "hub": ((),),
 }
 

@@ -137,7 +137,7 @@ class Intake:
         except errors.WeighbridgeError:
             staging.discard(bundle)
             raise
-        return Taken(job, bundle, admission.facts, admission.people)
+        return Taken(job, bundle, staging.seen(bundle, admission.facts), admission.people)
 
     def judge(self, job: Job, rule: WatchRule) -> Judged | Unfit:
         """Find out what a folder holds and write down what the policy needs to know of it."""
@@ -203,7 +203,7 @@ class Intake:
         prefix = job.path + "/"
         # Checkpoints below a run's root are judged by their own jobs.
         below = [glob.escape(path.removeprefix(prefix)) + "/" for path in self._below(job.root, job.path)]
-        found = inspect(Path(job.path), ignore=[*rule.ignore, *below], caches=self._caches)
+        found = inspect(Path(job.path), ignore=[*rule.ignore, *below], caches=self._caches, values=0)
         publishable = [one for one in found.artifacts if one.relative == "." and one.kind is not None]
         if not publishable:
             blocking = [f for f in found.findings if f.severity == "block"]

@@ -10,6 +10,7 @@ loop ends, and an output folder that is a link to another disk is followed once.
 # ruff: noqa: PTH110, PTH112, PTH116, PTH119, PTH120
 # Paths are strings here: building a Path costs more than the system call it is for.
 
+import errno
 import os
 import stat
 import time
@@ -20,7 +21,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from weighbridge.adapters import checkpoint, layout, plan
-from weighbridge.adapters.listing import DEPTH_LIMIT, NEVER_ENTERED, ignored
+from weighbridge.adapters.listing import DEPTH_LIMIT, NEVER_ENTERED, ignored, leads_astray
 from weighbridge.daemon.settle import FileStat, Listing, listing
 from weighbridge.registry.errors import utf8
 
@@ -165,8 +166,10 @@ class Tree:
             relative = prefix + name
             try:
                 status = entry.stat()
-            except FileNotFoundError:
-                if entry.is_symlink():
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) and error.errno != errno.ELOOP:
+                    raise
+                if entry.is_symlink():  # to nothing, or in a circle
                     yield FileStat(relative, -1, 0, 0, entry.inode())
                 continue
             if stat.S_ISDIR(status.st_mode):
@@ -319,7 +322,9 @@ class Tree:
     def _follow_links(self, found: "_Found") -> None:
         while self._links:
             path, parent = self._links.popleft()
-            if path not in self.nodes and parent.path in self.nodes:
+            if path in self.nodes or parent.path not in self.nodes:
+                continue
+            if not leads_astray(os.path.realpath(path), os.path.realpath(self.root)):
                 self._enter(path, parent, found)
                 if path in self.nodes:
                     self.followed.add(path)

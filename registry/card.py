@@ -296,7 +296,8 @@ def _losses(entries: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     steps = list(rows)
     evaluated = [i for i, s in enumerate(steps) if any(k.startswith("eval_") for k in rows[s])]
     kept = _evenly(evaluated, _ROWS)
-    kept += _evenly([i for i in range(len(steps)) if i not in set(evaluated)], _ROWS - len(kept))
+    known = set(evaluated)
+    kept += _evenly([i for i in range(len(steps)) if i not in known], _ROWS - len(kept))
     table = [[_or_unknown(steps[i]), *(_number(rows[steps[i]].get(c, "")) for c in columns)] for i in sorted(kept)]
     return (["step", *columns], table) if table else ([], [])
 

@@ -19,6 +19,9 @@ from weighbridge.registry.refs import shown
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just moved."""
 
+See = Callable[[bytes | bytearray], None]
+"""Called with the bytes that were just moved; they are overwritten afterwards."""
+
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 _LATER: Final = frozenset({errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.ETIMEDOUT})
@@ -95,28 +98,35 @@ def write_all(descriptor: int, body: bytes | memoryview) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def copy_hashing(source: int, target: int, *, limit: int, progress: Progress | None = None) -> tuple[int, str]:
-    """Copy between two descriptors and return (bytes, sha256) of what was written.
+def copy_hashing(
+    source: int, target: int, *, limit: int, progress: Progress | None = None, see: See | None = None
+) -> tuple[int, str]:
+    """Copy between two descriptors and return (bytes, sha256) of what was written; `see` is shown the same bytes.
 
     Stops behind `limit` bytes, so that a source that grows for ever cannot fill the disk. Raises OSError.
     """
-    return _pass(source, target, limit, progress)
+    return _pass(source, target, limit, progress, see)
 
 
-def hash_open(descriptor: int, *, progress: Progress | None = None) -> tuple[int, str]:
+def hash_open(descriptor: int, *, progress: Progress | None = None, see: See | None = None) -> tuple[int, str]:
     """Return (bytes, sha256) of an open file from its current position on. Raises OSError."""
-    return _pass(descriptor, None, None, progress)
+    return _pass(descriptor, None, None, progress, see)
 
 
-def _pass(source: int, target: int | None, limit: int | None, progress: Progress | None) -> tuple[int, str]:
+def _pass(
+    source: int, target: int | None, limit: int | None, progress: Progress | None, see: See | None
+) -> tuple[int, str]:
     digest = hashlib.sha256()
-    buffer = memoryview(bytearray(CHUNK))
+    store = bytearray(CHUNK)
+    buffer = memoryview(store)
     total = 0
     os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     while count := os.readv(source, [buffer]):
         digest.update(buffer[:count])
         if target is not None:
             write_all(target, buffer[:count])
+        if see is not None:
+            see(store if count == CHUNK else store[:count])
         total += count
         if progress is not None:
             progress(count)

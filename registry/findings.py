@@ -1,9 +1,9 @@
 """Every finding code in one table, from which docs/findings.md is printed, and what findings add up to."""
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from weighbridge.registry.errors import half_character, utf8
+from weighbridge.registry.errors import utf8
 from weighbridge.registry.types import Finding, Outcome, Severity
 
 
@@ -105,6 +105,8 @@ CODES: Final[dict[str, Code]] = {
     "file-name-unsafe": Code("block", "a file cannot be published under its name", integrity=True),
     "file-unreadable": Code("block", "a weights file cannot be opened", integrity=True),
     "values-nan": Code("block", "a tensor holds NaN or infinities", integrity=True),
+    "values-zero": Code("note", "whole matrices are zero"),
+    "values-unread": Code("note", "the values of a weights file were not looked at, so nothing is known of them"),
     "file-extra": Code("block", "a file that the manifest does not list", integrity=True),
     "file-missing": Code("block", "a file that the manifest lists is not there", integrity=True),
     "file-size": Code("block", "a file is longer or shorter than the manifest says", integrity=True),
@@ -203,6 +205,7 @@ CODES: Final[dict[str, Code]] = {
     "license-conflict": Code("warn", "card and LICENSE file name different licences"),
     "license-text-unclear": Code("note", "a LICENSE file is there, but it is not the text of one known licence"),
     "license-looser-than-base": Code("warn", "the stated licence allows more than the licence of the base model"),
+    "file-unsearched": Code("block", "a file besides the weights is too large to be searched for secrets"),
     "secret-in-file": Code("block", "a file that would be published holds a token, key or password"),
     "private-path": Code("warn", "a file that would be published holds a path of somebody's machine"),
     "private-path-rewritten": Code("note", "a path was replaced by what evidence states"),
@@ -302,14 +305,14 @@ def finding(
         subject=utf8(subject),
         message=utf8(message),
         fix=None if fix is None else utf8(fix),
-        data=data if half_character(data) is None else _spelled(data),
+        data={key: _spelled(value) for key, value in data.items()},
     )
 
 
-def _spelled(value: Any) -> Any:
-    """Return a value with every string as text that a manifest can hold."""
+def _spelled(value: object) -> object:
+    """Return a fact that every file and database can hold: a name out of a file may hold half a character."""
     if isinstance(value, str):
-        return utf8(value)
+        return value if value.isascii() else utf8(value)
     if isinstance(value, dict):
         return {_spelled(key): _spelled(item) for key, item in value.items()}
     return [_spelled(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -196,8 +196,13 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
+_DIGITS_MAX: Final = 400
+
+
 def _integer(loader: Any, node: Any) -> int:
     value = loader.construct_scalar(node)
+    if len(value) > _DIGITS_MAX:
+        raise yaml.constructor.ConstructorError(None, None, "a number has hundreds of digits", node.start_mark)
     for base, prefix in ((16, "0x"), (8, "0o")):
         if value.startswith(prefix):
             return int(value[2:], base)

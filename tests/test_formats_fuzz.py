@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from weighbridge.adapters.formats import dcp, gguf, onnx, opaque, torch_legacy, torch_zip
-from weighbridge.adapters.formats.protocol import Directory
+from weighbridge.adapters.formats import dcp, gguf, onnx, opaque, readers, torch_legacy, torch_zip
+from weighbridge.adapters.formats.protocol import Directory, FormatFault
 from weighbridge.adapters.formats.select import select
 from weighbridge_testlib import containers as c
+from weighbridge_testlib.builders import safetensors_bytes
 from weighbridge_testlib.containers import T, call, name
 from weighbridge_testlib.mutation import memory_file, outcome, storm
 
@@ -45,6 +46,14 @@ ONNX = c.onnx_model(
 )
 
 
+def header(path: Path) -> Directory:
+    """Read a safetensors file; a header that is not sound counts as a fault, as it does for whoever publishes."""
+    directory = readers.read(path, "safetensors")
+    if directory.blocked:
+        raise FormatFault(directory.hazards[0].code, directory.hazards[0].message)
+    return directory
+
+
 def inside(data: bytes) -> bytes:
     """Put a pickle into a sound archive."""
     return c.torch_zip(data, more=[(f"data/{key}", bytes(32)) for key in range(4)])
@@ -56,6 +65,10 @@ def plain(data: bytes) -> bytes:
 
 
 CASES: dict[str, tuple[bytes, Callable[[Path], Directory], Callable[[bytes], bytes], str]] = {
+    "safetensors": (
+        safetensors_bytes({"w": ("F32", (4, 2), 0.5), "h": ("BF16", (3,), 1.0), "q": ("F8_E4M3", (8,), None)}),
+        header, plain, "x.safetensors",
+    ),
     "zip": (c.torch_zip(STATE), torch_zip.read, plain, "x.pt"),
     "pickle in a zip": (PICKLE, torch_zip.read, inside, "x.pt"),
     "protocol 4 in a zip": (pickle.dumps({"a": [1, 2.5, {"b": (None, b"c")}]}, 4), torch_zip.read, inside, "x.pt"),

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weighbridge.adapters import paths
@@ -200,3 +200,43 @@ def test_findings_can_be_told_without_the_paths() -> None:
         "see <path>",
         {"rank": 4},
     )
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(
+        st.sampled_from(
+            (
+                "/",
+                "home",
+                "/home/lw/x",
+                "~/",
+                "~",
+                "C:\\Users\\lw",
+                "c:/",
+                "file:",
+                "file:///mnt/a/b",
+                "//",
+                "://",
+                " ",
+                '"',
+                "x.y",
+                "/tmp/a/b",
+                "/data/",
+                "\\",
+                ":",
+                "é",
+                "http://a/home/b",
+                "D:",
+                "\n",
+                ".",
+                "/srv/one/two/",
+            )
+        ),
+        max_size=12,
+    ).map("".join)
+)
+def test_paths_are_found_around_slashes_as_they_are_found_anywhere(text: str) -> None:
+    """Looking around the slashes alone finds exactly what trying every character finds."""
+    everywhere = [match[0].rstrip(".,:!") for match in paths._EMBEDDED.finditer(text)]
+    assert paths._embedded(text) == everywhere

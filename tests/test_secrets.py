@@ -139,3 +139,14 @@ def test_the_value_is_never_shown(tmp_path: Path) -> None:
     assert (finding.code, finding.severity, finding.subject) == ("secret-in-file", "block", "adapter_config.json")
     assert finding.data["secret_files"] == ["adapter_config.json"]
     assert SAMPLES["Hugging Face token"][3:12] not in repr(found)
+
+
+@pytest.mark.parametrize("kind", sorted(SAMPLES))
+def test_repetition_hides_no_secret(kind: str) -> None:
+    """A secret among thousands of alike entries of an index, digits and all, is found once, where it stands."""
+    lines = [f'"model.layers.{i}.mlp.w{i % 3}": "model-{i:05d}-of-00900.safetensors",' for i in range(3000)]
+    lines[1777] = f'"k{SAMPLES[kind][:2]}": "{SAMPLES[kind]}",'
+    text = "\n".join(lines).encode()
+    hits = [hit for hit in secrets.scan_bytes(text) if hit.kind == kind]
+    assert len(hits) == 1
+    assert abs(hits[0].offset - text.index(SAMPLES[kind].encode())) <= 24

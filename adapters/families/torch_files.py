@@ -14,7 +14,7 @@ from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File
-from weighbridge.adapters.model_folder import VALUES_LIMIT, broken_values
+from weighbridge.adapters.model_folder import broken_values
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.torch_weights import Held
@@ -165,7 +165,7 @@ def inside(subject: str, mine: int, others: int) -> Any:
 
 def values(draft: Draft, file: File, held: Held) -> None:
     """Look at every value of a set that is not too large."""
-    draft.facts["values_checked"] = held.sound and draft.facts.get("payload_bytes", 0) <= VALUES_LIMIT
+    draft.facts["values_checked"] = held.sound and draft.facts.get("payload_bytes", 0) <= draft.place.reader.values
     if not draft.facts["values_checked"]:
         return
     nan: dict[str, int] = {}

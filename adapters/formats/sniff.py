@@ -91,13 +91,14 @@ def _inside_zip(path: Path) -> str:
     """Tell archives apart by their names; a damaged one is most likely a torch file, whose reader names the damage."""
     try:
         with opened(path) as source:
-            names = zipdir.read(source).keys()
+            names = zipdir.names(source)
     except (FormatFault, OSError):
         return "torch-zip"
-    tails = {name.partition("/")[2] for name in names}
-    if "constants.pkl" in tails and any(tail.startswith("code/") for tail in tails):
-        return "torchscript"
-    if "data.pkl" in tails:
+    if any(name.endswith("/constants.pkl") for name in names):
+        tails = {name.partition("/")[2] for name in names}
+        if "constants.pkl" in tails and any(tail.startswith("code/") for tail in tails):
+            return "torchscript"
+    if any(name.endswith("/data.pkl") and name.count("/") == 1 for name in names):
         return "torch-zip"
     if "archive_format" in tails:
         return "torch-export"

@@ -1,5 +1,6 @@
 """A regular file, or a stretch of one, read at positions: every short read is a fault, never a short answer."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -57,6 +58,15 @@ class Source(NamedTuple):
                 expected_bytes=position + length,
             )
         return Source(self.descriptor, length, self.base + position)
+
+
+def contents(path: Path, limit: int) -> bytes:
+    """Return the first bytes of a regular file; a pipe or device is refused without waiting. Raises OSError."""
+    try:
+        with opened(path) as source:
+            return source.at(0, min(limit, source.length))
+    except FormatFault as fault:
+        raise OSError(errno.EPERM, fault.message, os.fspath(path)) from fault
 
 
 @contextmanager

@@ -49,9 +49,28 @@ def damaged(message: str, source: Source, **data: Any) -> FormatFault:
     return FormatFault("zip-damaged", message, file_bytes=source.length, **data)
 
 
+_Row = tuple[int, int, int, int, int, bytes]
+"""Where the local header lies, stored and unpacked bytes, checksum, method, name."""
+
+
 def read(source: Source) -> dict[str, Member]:
     """Return the members by name, in the order of the central directory. Raises FormatFault."""
     start, size, count = _end(source)
+    names, rows = _rows(source, start, size, count)
+    starts = _starts(rows, source, start)
+    new = tuple.__new__  # half the cost of calling the class, a hundred thousand times
+    return {
+        name: new(Member, (name, begin, row[1], row[2], row[3], row[4]))
+        for name, row, begin in zip(names, rows, starts, strict=True)
+    }
+
+
+def names(source: Source) -> list[str]:
+    """Return the names of the members, whose local headers are not looked at. Raises FormatFault."""
+    return _rows(source, *_end(source))[0]
+
+
+def _rows(source: Source, start: int, size: int, count: int) -> tuple[list[str], list[_Row]]:
     if size > DIRECTORY_LIMIT or count > MEMBER_LIMIT:
         raise FormatFault(
             "zip-too-large",
@@ -59,8 +78,8 @@ def read(source: Source) -> dict[str, Member]:
             members=count,
         )
     directory = source.at(start, size)
-    rows: list[tuple[int, int, int, int, int, bytes]] = []
-    names: list[str] = []
+    rows: list[_Row] = []
+    found: list[str] = []
     position = 0
     unpack = _RECORD.unpack_from
     for _ in range(count):
@@ -82,17 +101,12 @@ def read(source: Source) -> dict[str, Member]:
             raise damaged(f"member {len(rows) + 1} of {count} lies on another disk or has no valid name", source)
         if method == STORED and stored != full:
             raise damaged(f"a stored member claims {full} bytes and has {stored}", source)
-        names.append(raw.decode("utf-8", "surrogateescape"))
+        found.append(raw.decode("utf-8", "surrogateescape"))
         rows.append((header, stored, full, crc, method, raw))
     if position != size:
         raise damaged(f"the directory has {size} bytes, its {count} records take {position}", source)
-    _unique(names)
-    starts = _starts(rows, source, start)
-    new = tuple.__new__  # half the cost of calling the class, a hundred thousand times
-    return {
-        name: new(Member, (name, begin, row[1], row[2], row[3], row[4]))
-        for name, row, begin in zip(names, rows, starts, strict=True)
-    }
+    _unique(found)
+    return found, rows
 
 
 def _end(source: Source) -> tuple[int, int, int]:
@@ -176,7 +190,7 @@ def _unique(names: list[str]) -> None:
             seen.add(fold)
 
 
-def _starts(rows: list[tuple[int, int, int, int, int, bytes]], source: Source, limit: int) -> list[int]:
+def _starts(rows: list[_Row], source: Source, limit: int) -> list[int]:
     """Return where each member's bytes begin, after its local header was compared with its record."""
     order = sorted(range(len(rows)), key=rows.__getitem__)
     near = limit < 4096 * max(1, len(rows))

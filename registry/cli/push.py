@@ -15,6 +15,7 @@ from weighbridge.adapters import layout, run_identity, sidecar
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Allowed, Policy
+from weighbridge.adapters.reading import VALUES_LIMIT
 from weighbridge.config import mounts
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, fresh, options
@@ -73,7 +74,7 @@ def push(
     settings = context.settings(config)
     chosen = context.choose_remote(settings, remote)
     allowed = tuple(Allowed(code=code, reason=reason or "") for code in codes)
-    artifact, admission, wanted = _judge(path, name, kind, chosen, allowed)
+    artifact, admission, wanted = _judge(path, name, kind, chosen, allowed, values=VALUES_LIMIT if dry_run else 0)
     if dry_run:
         _dry(wanted, artifact, admission, out)
         return
@@ -95,6 +96,8 @@ def push(
                 staging_folder=None,
                 progress=follower.total,
             )
+            told = [*admission.findings, *candidate.bundle.findings]
+            admission = msgspec.structs.replace(admission, findings=told)
             try:
                 receipt = publish(
                     opened,
@@ -119,11 +122,20 @@ def push(
 
 
 def _judge(
-    path: Path, name: str | None, kind: str | None, chosen: RemoteSettings, allowed: tuple[Allowed, ...]
+    path: Path,
+    name: str | None,
+    kind: str | None,
+    chosen: RemoteSettings,
+    allowed: tuple[Allowed, ...],
+    *,
+    values: int,
 ) -> tuple[Artifact, Admission, str]:
-    """Inspect the folder and ask the remote's rules; nothing is read from or written to the remote."""
+    """Inspect the folder and ask the remote's rules; nothing is read from or written to the remote.
+
+    `values` is as in `inspect`.
+    """
     try:
-        found = inspect(path)
+        found = inspect(path, values=values)
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no {shown(str(path))}", fix="name a folder that exists") from error
     root = Path(os.path.realpath(path))

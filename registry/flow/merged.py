@@ -126,7 +126,7 @@ def licence_of(look: Look) -> LicenseFacts:
 
 
 def _artifact(merged: Merged) -> Artifact:
-    seen = inspect(Path(merged.path))
+    seen = inspect(Path(merged.path), values=0)
     able = [one for one in seen.artifacts if one.relative == "." and one.kind is not None]
     if len(able) != 1:
         raise errors.RefusedError(

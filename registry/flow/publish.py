@@ -70,7 +70,7 @@ def prepare(
     Where the remote has a stage of its own, the copy is already the one that is published. For others it lies in
     `staging_folder`; without one, or when `auto` finds no room there, the files are read in place (direct). What is
     made out of a source (`made`) is always staged, at need in a temporary folder. Raises SourceChangedError,
-    VanishedError, DiskFullError, UsageError.
+    VanishedError, DiskFullError, RefusedError where the weights hold NaN, UsageError.
     """
     check_name(name)
     nonce = secrets.token_hex(16)
@@ -94,7 +94,7 @@ def prepare(
             raise
         bundle = staging.stage(files, None, mode="direct", transform=transform, progress=progress)
     try:
-        manifest = seal(bundle.files, facts)
+        manifest = seal(bundle.files, staging.seen(bundle, facts))
     except errors.WeighbridgeError:
         staging.discard(bundle)
         raise

@@ -24,11 +24,12 @@ from typing import Final, Literal, Protocol, TypeVar
 import msgspec
 
 from weighbridge.adapters.formats.protocol import FormatFault
+from weighbridge.adapters.sift import Sieves
 from weighbridge.registry import disk, errors
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import check_paths, shown
 from weighbridge.registry.remotes.protocol import Progress
-from weighbridge.registry.types import FileEntry, Value
+from weighbridge.registry.types import Facts, FileEntry, Finding, Value
 
 T = TypeVar("T")
 Mode = Literal["auto", "reflink", "copy", "direct"]
@@ -89,7 +90,7 @@ class Bundle(Value, frozen=True):
     """The files of one artifact, hashed. `place` is the stage folder, None in direct mode.
 
     `inline` holds the bytes of replaced files in direct mode; `staged` the state of the staged files when `session`
-    hashed them.
+    hashed them; `findings` what the values of the weights told while they passed.
     """
 
     place: str | None
@@ -99,6 +100,7 @@ class Bundle(Value, frozen=True):
     inline: dict[str, bytes] = msgspec.field(default_factory=dict)
     staged: list[SourceStat] = msgspec.field(default_factory=list)
     session: str = ""
+    findings: list[Finding] = msgspec.field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -120,8 +122,9 @@ def stage(
 
     `place` is private to us and holds nothing else; after an error it is gone. `transform` gives bytes that replace a
     file, `made` what is made out of one while it is read (always a copy, never direct); `reserve` is the number of
-    bytes that stay free on the disk. Raises SourceChangedError, VanishedError, DiskFullError, and UsageError where a
-    reflink is demanded and cannot be had.
+    bytes that stay free on the disk. Every value of the weights is looked at as it passes. Raises SourceChangedError,
+    VanishedError, DiskFullError, RefusedError where weights hold NaN or infinities, and UsageError where a reflink is
+    demanded and cannot be had.
     """
     replaced = dict(transform or {})
     check_paths([file.path for file in files])
@@ -150,6 +153,11 @@ def stage(
         discard(bundle)
         raise
     return bundle
+
+
+def seen(bundle: Bundle, facts: Facts) -> Facts:
+    """Return the facts with what the staged values told."""
+    return msgspec.structs.replace(facts, findings=[*facts.findings, *bundle.findings])
 
 
 def recheck(bundle: Bundle) -> None:
@@ -198,22 +206,25 @@ def _direct(
     replaced: Mapping[str, bytes],
     progress: Progress | None,
 ) -> Bundle:
-    watch = _Watch(progress)
+    watch, sieves = _Watch(progress), Sieves()
 
     def one(file: SourceFile, known: SourceStat) -> FileEntry:
         if file.path in replaced:
             return _entry_of(file, replaced[file.path])
         descriptor = _open(known)
+        see = sieves.over(file.path, file.role)
         try:
             with disk.speaking(f"cannot read {shown(known.source)}"):
-                size, digest = disk.hash_open(descriptor, progress=watch.moved)
+                size, digest = disk.hash_open(descriptor, progress=watch.moved, see=see)
                 _same(known, _stat(known.path, known.source, os.fstat(descriptor)))
         finally:
             os.close(descriptor)
+        sieves.passed(file.path)
         return FileEntry(path=file.path, size=size, sha256=digest, role=file.role)
 
     entries = _each(one, files, before, watch)
-    return Bundle(place=None, mode="direct", files=entries, sources=list(before), inline=dict(replaced))
+    inline, told = dict(replaced), sieves.findings()
+    return Bundle(place=None, mode="direct", files=entries, sources=list(before), inline=inline, findings=told)
 
 
 def _copied(
@@ -238,12 +249,13 @@ def _copied(
                 why="it lies on another file system, or on one that cannot share blocks",
                 fix='set staging = "copy" or "auto"',
             )
-        watch = _Watch(progress, place, reserve)
+        watch, sieves = _Watch(progress, place, reserve), Sieves()
         fresh = sum(map(len, replaced.values())) + sum(one.size for one in made.values())
         watch.demand(fresh + (0 if clone else sum(known.size for known in copied)))
 
     def one(file: SourceFile, known: SourceStat) -> tuple[FileEntry, SourceStat]:
         target = place / file.path
+        see = sieves.over(file.path, file.role)
         with disk.speaking(f"cannot stage {shown(file.path)}"):
             descriptor = disk.create_file(target)
             try:
@@ -251,9 +263,10 @@ def _copied(
                     disk.write_all(descriptor, replaced[file.path])
                     entry = _entry_of(file, replaced[file.path])
                 elif file.path in made:
-                    entry = _make(file, known, made[file.path], descriptor, moved=watch.moved)
+                    entry = _make(file, known, made[file.path], descriptor, moved=watch.moved, see=see)
                 else:
-                    entry = _take(file, known, descriptor, clone=clone, moved=watch.moved)
+                    entry = _take(file, known, descriptor, clone=clone, moved=watch.moved, see=see)
+                sieves.passed(file.path)
                 os.fsync(descriptor)
                 return entry, _stat(file.path, str(target), os.fstat(descriptor))
             finally:
@@ -270,17 +283,20 @@ def _copied(
         sources=list(before),
         staged=[staged for _, staged in taken],
         session=SESSION,
+        findings=sieves.findings(),
     )
 
 
-def _take(file: SourceFile, known: SourceStat, target: int, *, clone: bool, moved: Progress) -> FileEntry:
+def _take(
+    file: SourceFile, known: SourceStat, target: int, *, clone: bool, moved: Progress, see: disk.See | None
+) -> FileEntry:
     source = _open(known)
     try:
         if clone and known.size:
             fcntl.ioctl(target, _FICLONE, source)
-            size, digest = disk.hash_open(target, progress=moved)
+            size, digest = disk.hash_open(target, progress=moved, see=see)
         else:
-            size, digest = disk.copy_hashing(source, target, limit=known.size, progress=moved)
+            size, digest = disk.copy_hashing(source, target, limit=known.size, progress=moved, see=see)
         _same(known, _stat(known.path, known.source, os.fstat(source)))
     finally:
         os.close(source)
@@ -289,7 +305,9 @@ def _take(file: SourceFile, known: SourceStat, target: int, *, clone: bool, move
     return FileEntry(path=file.path, size=size, sha256=digest, role=file.role)
 
 
-def _make(file: SourceFile, known: SourceStat, made: Made, target: int, *, moved: Progress) -> FileEntry:
+def _make(
+    file: SourceFile, known: SourceStat, made: Made, target: int, *, moved: Progress, see: disk.See | None
+) -> FileEntry:
     """Write what is made out of a source; the source must be the same before and after."""
     digest, size = hashlib.sha256(), 0
     source = _open(known)
@@ -297,6 +315,8 @@ def _make(file: SourceFile, known: SourceStat, made: Made, target: int, *, moved
         for part in made.parts():
             digest.update(part)
             disk.write_all(target, part)
+            if see is not None:
+                see(part)
             size += len(part)
             moved(len(part))
         _same(known, _stat(known.path, known.source, os.fstat(source)))

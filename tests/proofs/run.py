@@ -35,6 +35,7 @@ PROOFS = (
     Proof("crash", ("--seconds", "450"), ("--points", "8"), 560),
     Proof("flip", ("--seconds", "280"), ("--seeds", "20"), 400),
     Proof("fulldisk", (), (), 240),
+    Proof("hostile", (), (), 300),
     Proof("hub_chaos", ("--publishes", "24"), ("--publishes", "16"), 240),
     Proof("hub_kill", ("--every", "9"), ("--every", "18"), 300),
     Proof("merge", ("--kills", "12"), ("--kills", "6"), 300),

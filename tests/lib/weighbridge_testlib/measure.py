@@ -1,24 +1,28 @@
 """What measuring programs and proofs share: large weights, CPU of a command, figures of a process, a line of JSON."""
 
+import hashlib
 import json
 import os
 import random
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 _BLOCK = 1 << 24
+_CHUNK = 1 << 20
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Cost(NamedTuple):
-    """What one run of a command cost: CPU seconds of it and its children, wall seconds, exit code."""
+    """What one run of a command cost: CPU seconds of it and its children, wall seconds, exit code, peak memory."""
 
     cpu: float
     wall: float
     code: int
+    peak: int = 0
+    """Bytes that were resident at most; what the starting process held counts as well."""
 
 
 def cost(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Cost:
@@ -27,7 +31,32 @@ def cost(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Cost:
     process = subprocess.Popen(command, env=env, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - begin, process.returncode)
+    wall = time.perf_counter() - begin
+    return Cost(usage.ru_utime + usage.ru_stime, wall, process.returncode, usage.ru_maxrss << 10)
+
+
+def timed(work: Callable[[], None], rest: float) -> float:
+    """Return the seconds something takes, the disk's queue emptied and the disk rested before."""
+    os.sync()
+    time.sleep(rest)
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def single_pass(source: Path, target: Path) -> None:
+    """Copy, hash and force to disk every file of a folder, one after the other: the least a publisher must do."""
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        digest = hashlib.sha256()
+        with path.open("rb", buffering=0) as read, (target / path.name).open("wb", buffering=0) as write:
+            while chunk := read.read(_CHUNK):
+                digest.update(chunk)
+                write.write(chunk)
+            os.fsync(write.fileno())
+    handle = os.open(target, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
 
 
 def processor_seconds(pid: int) -> float:
