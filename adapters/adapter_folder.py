@@ -7,7 +7,7 @@ from typing import Any, Final
 from weighbridge.adapters import audit, layout, model_folder, peft_config, riders, torch_weights, values, weights
 from weighbridge.adapters.audit import Loaded
 from weighbridge.adapters.draft import Draft, read_json
-from weighbridge.adapters.families import pickled
+from weighbridge.adapters.families import assembled, pickled
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
@@ -55,6 +55,8 @@ def judge(place: Place) -> Draft:
         copies = [file.path for file in pickles[1:]]
         if _pickle(draft, weights_file, config, peft_type):
             pickled.converted(draft, (weights_file.path,))
+    elif (other := assembled.probe(place, adapter=True)) is not None:
+        return _assembled(draft, other, config, peft_type)
     else:
         _no_weights(draft)
     side = _side_files(draft)
@@ -63,6 +65,18 @@ def judge(place: Place) -> Draft:
         weights=tuple([weights_file.path] if weights_file is not None else []) + tuple(side),
         copies=tuple(copies),
     )
+    return draft
+
+
+def _assembled(draft: Draft, other: Draft, config: dict[str, Any] | None, peft_type: str) -> Draft:
+    """Judge an adapter whose weights lie in a whole wrapped model: rank files, pieces, a checkpoint of another name."""
+    assembled.take_in(draft, other)
+    mine = assembled.adapter(draft, config or {}) if config is not None else None
+    if mine is not None:
+        it = audit.load(mine, config or {}, draft.inputs[0], peft_type)
+        draft.add(*audit.judge(it))
+        draft.add(*riders.judge(it))
+    draft.facts["values_checked"] = False
     return draft
 
 
@@ -204,7 +218,7 @@ def _values(it: Loaded, look: Iterator[tuple[str, values.Numbers]]) -> audit.Che
                 tails.append((seen.zero_tail * shape[0] // it.tensors[name].size, shape[0]))
     except (OSError, FormatFault):
         return {}, []
-    found = model_folder.broken_values(it.subject, nan, inf)
+    found = values.broken(it.subject, nan, inf)
     facts: dict[str, Any] = {}
     if seconds:
         facts["nonzero_lora_b"] = len(tails)

@@ -16,6 +16,14 @@ def is_candidate(names: Collection[str]) -> bool:
     )
 
 
+def is_tag_alone(name: str, above: str) -> bool:
+    """Return whether a DeepSpeed tag folder is a checkpoint of its own and not the weights of the folder above it.
+
+    `run/global_step100` is one; `checkpoint-100/global_step100` and `epoch=1.ckpt/checkpoint` are another tool's.
+    """
+    return layout.is_step_like(name) and not (layout.is_step_like(above) or above.endswith(".ckpt"))
+
+
 def end_mark(names: Collection[str], folder: str = "") -> str | None:
     """Return the file that the folder's writer writes last, if this layout has one and it is there.
 
@@ -82,6 +90,7 @@ def candidates(folders: Iterator[listing.Folder]) -> Iterator[listing.Folder]:
             or is_staging_name(name)
             or layout.is_resume_folder(name)
             or layout.is_rank_folder(name)
+            or layout.is_fsdp_folder(name)
             or (below_model and (layout.is_part_name(name) or _is_copy(names)))
             or (parent in pipelines and not layout.is_checkpoint_name(name))
         ):
@@ -92,7 +101,8 @@ def candidates(folders: Iterator[listing.Folder]) -> Iterator[listing.Folder]:
             models.add(folder.relative)
         if layout.PIPELINE_CONFIG in names:
             pipelines.add(folder.relative)
-        if forms or is_candidate(names) or any(layout.is_rank_folder(name) for name in folder.dirs):
+        parts = any(layout.is_rank_folder(name) or layout.is_fsdp_folder(name) for name in folder.dirs)
+        if forms or is_candidate(names) or parts:
             yield folder
 
 

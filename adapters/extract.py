@@ -4,18 +4,19 @@ Nothing is loaded and nothing is run: the readers say where each tensor's bytes 
 into new files, cut into shards on tensor bounds. What is left behind is listed with its size, never dropped silently.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from weighbridge.adapters import layout, torch_weights
-from weighbridge.adapters.families import deepspeed, pickled, zero_parts
+from weighbridge.adapters import layout, torch_weights, unwrap
+from weighbridge.adapters.families import deepspeed, distributed, pickled, zero_parts
 from weighbridge.adapters.formats import dcp
 from weighbridge.adapters.formats.protocol import BITS, FormatFault, Tensor, elements
 from weighbridge.adapters.formats.select import select
 from weighbridge.adapters.inspect import inspect
-from weighbridge.adapters.inspection import Inspection
-from weighbridge.adapters.listing import File, read_tree
+from weighbridge.adapters.inspection import Artifact, Inspection
+from weighbridge.adapters.listing import File, Tree, read_tree
 from weighbridge.adapters.origins import InFile, InPieces, InStretches, Origin, Stretch
 from weighbridge.adapters.reading import Place, Reader
 from weighbridge.adapters.torch_weights import Held
@@ -84,9 +85,9 @@ def plan(path: Path, *, key: str | None = None, adapter: bool = False) -> Extrac
     reader = Reader(read_tree(path))
     place = Place(reader, one.relative)
     kind = one.artifact.removeprefix("trainer-checkpoint+")
-    if kind == "deepspeed-zero":
+    if deepspeed.tags(place) and not one.convert:
         made = _zero(place)
-    elif kind == "ckpt-dcp":
+    elif distributed.folders(place) and not one.convert:
         made = _distributed(place)
     else:
         files = [reader.tree.files[p] for p in one.convert] or _torch_files(place, one.file)
@@ -105,8 +106,39 @@ def plan(path: Path, *, key: str | None = None, adapter: bool = False) -> Extrac
     made = made._replace(beside=beside, findings=[f for f in one.findings if f.severity != "block"])
     mine, others = torch_weights.lora_split([item.name for item in made.items])
     if adapter or (mine and not others):
-        return _adapter(made, path)
+        return _adapter(made, shown(str(path)), _config(beside.get(layout.ADAPTER_CONFIG)))
     return made._replace(artifact="adapter", stem="adapter_model") if one.kind == "adapter" and mine else made
+
+
+def published(artifact: Artifact) -> Extraction:
+    """Return how the weights of an artifact come out that is published as what its `inputs` amount to.
+
+    Raises OSError, RefusedError where they cannot be put together (any more).
+    """
+    inside = "" if artifact.relative == "." else artifact.relative + "/"
+    inputs = {path.removeprefix(inside) for path in artifact.inputs}
+    whole = read_tree(artifact.root)
+    # Nothing but the inputs that were judged: another tag, another file beside them is somebody else's.
+    tree = Tree(whole.root, {path: file for path, file in whole.files.items() if path in inputs}, whole.folders)
+    place = Place(Reader(tree), ".")
+    if deepspeed.tags(place):
+        made = _zero(place)
+    elif distributed.folders(place):
+        made = _distributed(place)
+    else:
+        made = _files(list(tree.files.values()), place.reader, key=None, whole_names=False)
+    if artifact.kind != "adapter":
+        return made
+    config = None if artifact.config is None else str(Path(artifact.root, artifact.config.removeprefix(inside)))
+    return _adapter(made, artifact.root, _config(config))
+
+
+def _config(source: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(Path(source).read_bytes()) if source is not None else None
+    except (OSError, ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
 
 
 def _one(found: Inspection, path: Path) -> Any:
@@ -210,7 +242,8 @@ def _zero(place: Place) -> Extraction:
 
 
 def _distributed(place: Place) -> Extraction:
-    folder = Path(place.reader.tree.folders[place.folder].path)
+    inner = distributed.folders(place)[0]
+    folder = Path(place.reader.tree.folders[place.folder if inner == "." else place.path(inner)].path)
     try:
         loaded = dcp.load(folder)
     except FormatFault as error:
@@ -241,23 +274,22 @@ def _distributed(place: Place) -> Extraction:
     )
 
 
-def _adapter(made: Extraction, path: Path) -> Extraction:
+def _adapter(made: Extraction, subject: str, config: Mapping[str, Any]) -> Extraction:
     """Keep the adapter weights of a checkpoint, under the names PEFT gives them in a file of their own."""
-    mine, others = torch_weights.lora_split([item.name for item in made.items])
-    if not mine:
-        raise errors.UsageError(
-            f"{shown(str(path))} holds no adapter weights", fix="leave --adapter away: the model's weights come out"
-        )
-    kept = set(mine)
-    items = tuple(item._replace(name=torch_weights.canonical(item.name)) for item in made.items if item.name in kept)
-    names = {item.name for item in items}
-    if len(names) != len(items):
+    found = unwrap.unwrap([item.name for item in made.items], config)
+    if found.problem is not None:
         raise errors.RefusedError(
-            f"no adapter is taken out of {shown(str(path))}",
-            why="two of its tensors would have the same name in PEFT's form: it holds several adapters",
+            f"no adapter is taken out of {subject}",
+            why=found.problem,
             fix="save the one that is meant with save_pretrained",
         )
-    base = sum(item.size for item in made.items if item.name not in kept)
+    if not found.names:
+        raise errors.UsageError(
+            f"{subject} holds no adapter weights", fix="leave --adapter away: the model's weights come out"
+        )
+    items = tuple(item._replace(name=found.names[item.name]) for item in made.items if item.name in found.names)
+    others = [item for item in made.items if item.name not in found.names]
+    base = sum(item.size for item in others)
     dropped = {**made.dropped, f"{len(others)} tensors of the base": base} if others else made.dropped
     return made._replace(artifact="adapter", items=items, stem="adapter_model", dropped=dropped)
 

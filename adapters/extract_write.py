@@ -67,6 +67,18 @@ class Content(NamedTuple):
         return table
 
 
+def contents(made: Extraction, limit: int = SHARD) -> tuple[dict[str, Content], bytes | None]:
+    """Return the weights files of an extraction by name, and the index of several."""
+    parts = extract.shards(sorted(made.items, key=_natural), limit)
+    names = extract.names_of(parts, made.stem)
+    files = {name: converted(part) for name, part in zip(names, parts, strict=True)}
+    return files, _listing(parts, names) if len(parts) > 1 else None
+
+
+def _listing(parts: Sequence[Sequence[Item]], names: Sequence[str]) -> bytes:
+    return json.dumps(extract.index(parts, names), indent=2).encode() + b"\n"
+
+
 def with_dtype(made: Extraction, dtype: str | None, keep: Iterable[str] = ()) -> Extraction:
     """Return the same with floating tensors in another dtype; those of the classes in `keep` become F32."""
     if dtype is None:
@@ -111,8 +123,7 @@ def write(made: Extraction, target: Path, *, shard_size: int = SHARD, progress: 
                 ordered = sorted(part, key=lambda item: order[item.name])
                 written.append(_file(place / name, content(ordered, counter), progress))
             if len(parts) > 1:
-                listing = json.dumps(extract.index(parts, names), indent=2).encode() + b"\n"
-                written.append(_file(place / f"{made.stem}.safetensors.index.json", [listing], None))
+                written.append(_file(place / f"{made.stem}.safetensors.index.json", [_listing(parts, names)], None))
             for name, source in sorted(made.beside.items()):
                 if not (place / name).exists() and not layout.is_weights_name(name):
                     written.append(_file(place / name, _copy(Path(source)), None))

@@ -23,6 +23,7 @@ from weighbridge.adapters import (
 )
 from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.families import (
+    assembled,
     deepspeed,
     distributed,
     foreign,
@@ -118,7 +119,7 @@ _BY_PLACE: Final[dict[str, Callable[[Place], Draft]]] = {
     "model": model_folder.judge,
     "pipeline": pipeline.judge,
     "megatron": ranks.judge_megatron,
-    "distributed": distributed.judge,
+    "distributed": lambda place: assembled.alone(distributed.judge(place)),
 }
 _BY_FILE: Final[dict[str, Callable[[recognise.Part, Place, bool], Draft]]] = {
     "torch": lambda part, place, several: torch_files.judge(place, part.files[0], several=several),
@@ -152,7 +153,7 @@ def _zero_folders(reader: Reader, holders: Sequence[str]) -> list[Draft]:
             continue
         prefix = "" if relative == "." else relative + "/"
         if not any(holder.startswith(prefix) for holder in holders if holder != "."):
-            drafts.append(deepspeed.judge(place))
+            drafts.append(assembled.alone(deepspeed.judge(place)))
     return drafts
 
 

@@ -28,6 +28,12 @@ _TRAINER_NAMES: Final = frozenset(
     {"optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state.pth", "training_args.bin", "latest"}
 )
 _STEP = re.compile(r"(?:checkpoint|ckpt|step|iter|global_step)[-_=]?0*([0-9]{1,18})", re.IGNORECASE)
+_STEP_LIKE = re.compile(
+    r"(?:checkpoint|ckpt|step|steps|iter|iteration|epoch|global_step|samples|tokens)[-_=.]?\d.*"
+    r"|.*[-_](?:step|epoch|ckpt|iter)[-_=]?\d+"
+    r"|(?:epoch|step)=.*",
+    re.IGNORECASE,
+)
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,18})")
 _SHARD = re.compile(r"(?P<stem>.+?)[-_](?P<i>[0-9]{1,6})-of-(?P<n>[0-9]{1,6})\.(?P<suffix>safetensors|bin|gguf|pt|pth)")
 _STAGING = re.compile(
@@ -44,6 +50,8 @@ _MODEL_PICKLE = re.compile(
 )
 _TAG = re.compile(r"global_step[0-9]+")
 _RANK_FOLDER = re.compile(r"mp_rank_[0-9]{2,3}(?:_[0-9]{3}){0,2}")
+_FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_[0-9]{1,3}")
+_RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_[0-9]{1,6}_mp_rank_[0-9]{1,6}_(?:optim|model)_states\.pt")
 _BYTE_PART = re.compile(
     r"(?P<whole>.+\.(?:gguf|safetensors|bin|pt|pth|ckpt|onnx))(?P<mark>\.part-?|-split-|\.split-?|\.)"
     r"(?P<i>[0-9]{1,4}|[a-z]{1,3})(?:of(?P<n>[0-9]{1,4}))?"
@@ -140,6 +148,16 @@ def is_sharded_state(names: Collection[str]) -> bool:
     return ".metadata" in names or any(name.endswith(".distcp") for name in names)
 
 
+def is_fsdp_folder(name: str) -> bool:
+    """Return whether accelerate names the folder of a model's pieces like this, inside a checkpoint's folder."""
+    return _FSDP_FOLDER.fullmatch(name) is not None
+
+
+def is_rank_name(name: str) -> bool:
+    """Return whether DeepSpeed names one rank's part of the weights like this."""
+    return _RANK_FILE.fullmatch(name) is not None
+
+
 def is_form_name(name: str) -> bool:
     """Return whether a folder of this name inside a whole model holds the same model in another form."""
     return name.lower() in _OTHER_FORMS
@@ -164,6 +182,11 @@ def step_of(name: str) -> int | None:
     """Return the step a folder's name tells: 280 for `checkpoint-280`, 10 for `iter_0000010`."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def is_step_like(name: str) -> bool:
+    """Return whether a folder's name is that of a checkpoint of a run rather than of a run."""
+    return step_of(name) is not None or _STEP_LIKE.fullmatch(name) is not None
 
 
 def is_checkpoint_name(name: str) -> bool:

@@ -46,7 +46,7 @@ def parts(place: Place) -> list[Part]:
         found.append(Part("pipeline", "full-model"))
     elif _is_model(place, adapter=bool(found)):
         found.append(Part("model", "full-model"))
-    if not found and distributed.is_here(names):
+    if not found and distributed.folders(place):
         return [Part("distributed", "ckpt-dcp")]
     if not found and ranks.is_megatron(place.reader.tree.folders[place.folder].dirs):
         return [Part("megatron", "megatron")]

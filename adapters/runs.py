@@ -150,6 +150,7 @@ def _artifact(draft: Draft, own: list[JudgedFile]) -> Artifact:
         needs_code=draft.needs_code,
         file=draft.alone,
         convert=list(draft.convert),
+        inputs=list(draft.inputs),
         sources=_sources(draft, own),
     )
 

@@ -11,15 +11,21 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import IO, BinaryIO, Final, NamedTuple
+from typing import IO, Any, BinaryIO, Final, NamedTuple
 
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File, Tree
 from weighbridge.adapters.weights import WeightSet
+from weighbridge.adapters.whole import some
+from weighbridge.registry import findings
+from weighbridge.registry.types import Finding
 
 BLOCK: Final = 8 << 20
 SAME_LIMIT: Final = 1 << 30
 """Bytes up to which two sets of weights are compared value by value."""
+
+VALUES_LIMIT: Final = 256 << 20
+"""Bytes of weights up to which every value of a whole model is looked at; beyond, headers alone are read."""
 
 _WIDTH: Final = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 _SUSPECT_BYTES: Final = {
@@ -63,6 +69,24 @@ def numbers_of(dtype: str, blocks: Iterable[bytes]) -> Numbers:
         zero = zero and rest == 0
         tail = tail + len(block) if rest == 0 else len(block) - rest
     return Numbers(nan, inf, zero, tail)
+
+
+def broken(subject: str, nan: dict[str, int], inf: dict[str, int]) -> list[Finding]:
+    """Return the finding for NaN and infinities, none where there are none."""
+    if not nan and not inf:
+        return []
+    data: dict[str, Any] = ({"nan": nan} if nan else {}) | ({"inf": inf} if inf else {})
+    names = sorted({*nan, *inf})
+    return [
+        findings.finding(
+            "values-nan",
+            subject,
+            f"{len(names)} tensors hold NaN or infinities ({some(names)}): {sum(nan.values())} NaN, "
+            f"{sum(inf.values())} infinite",
+            "publish an earlier checkpoint; the training has diverged",
+            **data,
+        )
+    ]
 
 
 def _blocks(stream: IO[bytes] | FileIO, left: int) -> Iterator[bytes]:

@@ -256,7 +256,7 @@ class Intake:
             step=artifact.step,
             metric=_metric(rule.best, state),
             best_hint=int(_is_trainers_best(folder)),
-            size=sum(file.size for file in artifact.files if file.publish),
+            size=artifact.size,
         )
         if fresh is None:
             raise errors.ConflictError(f"another hand carries {job.path} on")
@@ -330,7 +330,7 @@ class Intake:
             if place is None:
                 own = True
                 place = self._settings.state / STAGING / nonce
-                if not self._fits(sum(file.size for file in admission.files)):
+                if not self._fits(admission.size):
                     if mode != "auto" or always:
                         raise errors.DiskFullError(
                             "the staging folder is at its limit",
@@ -348,6 +348,7 @@ class Intake:
                     mode=chosen,
                     transform=admission.transform,
                     made=admission.made,
+                    inputs=admission.inputs,
                     reserve=reserve,
                     progress=moved,
                 )

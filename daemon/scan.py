@@ -50,6 +50,10 @@ class _Node:
     inside: bool = False
     """It belongs to the artifact above it: rank folders, other forms of the same model."""
     whole_model: bool = False
+    named: bool = False
+    """Its own files make it a candidate."""
+    holders: set[str] = field(default_factory=set)
+    """Sub-folders that hold its weights in parts: a DeepSpeed tag, accelerate's pieces."""
     unnamed: tuple[str, ...] = ()
     """Sub-folders whose names are no UTF-8, as they are shown: no database or manifest can hold such a path."""
     confirm: bool = True
@@ -296,7 +300,7 @@ class Tree:
         node.unnamed = tuple(sorted(unnamed))
         node.mtime_ns, node.cost = status.st_mtime_ns, self.clock() - begun
         was = node.candidate
-        self._classify(node, names)
+        self._classify(node, names, found)
         for child in set(node.children).union(node.links).difference(children, links):
             self._forget(child, found)
         node.children, node.links = tuple(sorted(children)), tuple(sorted(links))
@@ -307,14 +311,35 @@ class Tree:
             found.gone.append(node.path)
         return [child for child in node.children if child not in self.nodes]
 
-    def _classify(self, node: _Node, names: set[str]) -> None:
+    def _classify(self, node: _Node, names: set[str], found: "_Found") -> None:
         above = self.nodes.get(node.parent) if node.parent else None
         name = os.path.basename(node.path)
+        tag = any(layout.is_rank_name(file) for file in names)
+        parts = tag or (layout.is_fsdp_folder(name) and layout.is_sharded_state(names))
+        alone = above is None or (
+            tag and checkpoint.is_tag_alone(name, os.path.basename(above.path)) and not above.named
+        )
         node.inside = above is not None and (
-            above.inside or layout.is_resume_folder(name) or (above.whole_model and layout.is_part_name(name))
+            above.inside
+            or (parts and not alone)
+            or (layout.is_resume_folder(name) and not (tag and alone))
+            or (above.whole_model and layout.is_part_name(name))
         )
         node.whole_model = layout.is_whole_model(names)
-        node.candidate = not node.inside and checkpoint.is_candidate(names)
+        node.named = checkpoint.is_candidate(names) or (tag and alone)
+        self._decide(node)
+        if above is not None:
+            held = parts and not alone
+            (above.holders.add if held else above.holders.discard)(node.path)
+            self._decide(above, found)
+
+    @staticmethod
+    def _decide(node: _Node, found: "_Found | None" = None) -> None:
+        """Say whether a folder may hold an artifact, and tell `found` where that is news."""
+        was = node.candidate
+        node.candidate = not node.inside and (node.named or bool(node.holders))
+        if found is not None and node.candidate != was:
+            (found.new if node.candidate else found.gone).append(node.path)
 
     def _follow_links(self, found: "_Found") -> None:
         while self._links:
@@ -343,6 +368,10 @@ class Tree:
             waiting.extend((*node.children, *node.links))
             if node.candidate:
                 found.gone.append(node.path)
+            above = self.nodes.get(node.parent) if node.parent else None
+            if above is not None and node.path in above.holders:
+                above.holders.discard(node.path)
+                self._decide(above, found)
 
 
 @dataclass

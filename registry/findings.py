@@ -172,6 +172,8 @@ CODES: Final[dict[str, Code]] = {
     "tensor-unstorable": Code("block", "a tensor that safetensors cannot hold", integrity=True),
     "copies-disagree": Code("block", "two files that should be the same weights hold different values", integrity=True),
     "weights-converted": Code("note", "torch pickles, published as safetensors with the same tensors"),
+    "weights-assembled": Code("note", "weights put together from rank files or pieces, published as safetensors"),
+    "adapter-not-taken-out": Code("block", "an adapter that cannot be taken out of the whole model around it"),
     "adapter-inside": Code("warn", "a checkpoint that holds adapter weights beside the frozen base"),
     "rank-file-missing": Code("block", "a rank's part of the weights is not there", integrity=True),
     "rank-files": Code("block", "the weights are in one file per rank and must be put together by their framework"),

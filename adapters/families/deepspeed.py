@@ -88,6 +88,10 @@ def judge(place: Place) -> Draft:
         )
         return draft
     _tell(draft, rebuilt, place.path(chosen))
+    used = [*states.values(), *mine.values()]
+    draft.inputs = tuple(sorted(part.path for part in used))
+    ranks = "1 rank" if world == 1 else f"{world} ranks"
+    draft.facts["assembled_from"] = f"DeepSpeed ZeRO-{draft.facts['zero_stage']}, {ranks}, {place.path(chosen)}"
     return draft
 
 
@@ -208,6 +212,7 @@ def _missing(place: Place, missing: list[str], world: int) -> Finding:
 def _tell(draft: Draft, rebuilt: Rebuilt, subject: str) -> None:
     tensors = torch_weights.header_tensors([Tensor(p.name, p.dtype, p.shape, _size(p)) for p in rebuilt.tensors])
     counted, draft.weights = weights.summary(tensors)
+    draft.tensors = tensors
     draft.facts |= counted
     draft.facts |= {"aliases": rebuilt.aliases, "names_in": len(tensors) + len(rebuilt.aliases)}
     mine, others = torch_weights.lora_split(tensors)

@@ -14,10 +14,10 @@ from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File
-from weighbridge.adapters.model_folder import VALUES_LIMIT, broken_values
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.torch_weights import Held
+from weighbridge.adapters.values import VALUES_LIMIT, broken
 from weighbridge.adapters.whole import some
 from weighbridge.registry import findings
 from weighbridge.registry.types import AdapterFacts, BaseFacts
@@ -132,21 +132,22 @@ def lora(draft: Draft, file: File, tensors: Mapping[str, Tensor]) -> None:
         return
     path = draft.place.path(layout.ADAPTER_CONFIG)
     draft.artifact, draft.kind = "lora-adapter", None
-    rank = shown.get("rank_from_shapes")
     draft.add(
         {"missing_files": [path], "alpha": None, "rank": None, "base_model": None},
-        [
-            findings.finding(
-                "config-missing",
-                path,
-                f"{file.path} holds {len(mine)} LoRA tensors"
-                + (f" of rank {rank}" if rank else "")
-                + f", and {path} is "
-                "missing: type, alpha and base are unknown",
-                "put the adapter_config.json of the training beside it; then the tensors can be taken out",
-                missing_files=[path],
-            )
-        ],
+        [without_config(path, file.path, len(mine), shown.get("rank_from_shapes"))],
+    )
+
+
+def without_config(path: str, subject: str, count: int, rank: Any) -> Any:
+    """Return the finding for adapter weights whose config, `path`, is not there."""
+    return findings.finding(
+        "config-missing",
+        path,
+        f"{subject} holds {count} LoRA tensors"
+        + (f" of rank {rank}" if rank else "")
+        + f", and {path} is missing: type, alpha and base are unknown",
+        "put the adapter_config.json of the training beside it; then the tensors are taken out",
+        missing_files=[path],
     )
 
 
@@ -179,7 +180,7 @@ def values(draft: Draft, file: File, held: Held) -> None:
     except (OSError, FormatFault):
         draft.facts["values_checked"] = False
         return
-    draft.findings.extend(broken_values(file.path, nan, inf))
+    draft.findings.extend(broken(file.path, nan, inf))
 
 
 # --------------------------------------------------------------------------------------------------- textual inversions

@@ -1,9 +1,10 @@
-"""Torch pickles on their way out: never they, always their tensors, as safetensors under the names loaders look for.
+"""Weights on their way out that are no safetensors: never their files, always their tensors, under names loaders know.
 
 pytorch_model-00001-of-00002.bin   -> model-00001-of-00002.safetensors
 pytorch_model.bin.index.json       -> model.safetensors.index.json, names and sizes of what is written
 adapter_model.bin                  -> adapter_model.safetensors
 epoch=3.ckpt                       -> model.safetensors
+global_step5/*_optim_states.pt     -> model-00001-of-00003.safetensors ..., model.safetensors.index.json
 """
 
 import json
@@ -25,16 +26,19 @@ _ALONE: Final = frozenset({"ckpt", "textual-inversion"})
 
 
 class Converted(NamedTuple):
-    """The files of an artifact after conversion; `transform` holds the rewritten indexes."""
+    """The files of an artifact after conversion; `transform` holds rewritten indexes, `inputs` what else is read."""
 
     files: list[SourceFile]
     made: dict[str, Made]
     transform: dict[str, bytes]
     lineage: list[LineageEdge]
+    inputs: list[SourceFile] = []  # noqa: RUF012 - never written to
 
 
-def convert(artifact: Artifact, files: Sequence[SourceFile]) -> Converted:
-    """Return the files as they are published. Raises OSError, RefusedError."""
+def convert(artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile] = ()) -> Converted:
+    """Return the files as they are published; `inputs` are those of the artifact. Raises OSError, RefusedError."""
+    if inputs:
+        return _assembled(artifact, files, inputs)
     pickles = {_within(path, artifact.relative) for path in artifact.convert}
     if not pickles:
         return Converted(list(files), {}, {}, [])
@@ -62,6 +66,23 @@ def convert(artifact: Artifact, files: Sequence[SourceFile]) -> Converted:
             out[i] = msgspec.structs.replace(file, path=name)
             transform[name] = _index(owners, sizes, Path(name).parent)
     return Converted(out, made, transform, [_edge(f for f in files if f.path in pickles)])
+
+
+def _assembled(artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile]) -> Converted:
+    """Put the weights together out of rank files or pieces, in shards, with an index where there are several."""
+    plan = extract.published(artifact)
+    made, index = extract_write.contents(plan)
+    first = inputs[0]
+    out = list(files)
+    out += [msgspec.structs.replace(first, path=name, role="weights") for name in made]
+    transform: dict[str, bytes] = {}
+    if index is not None:
+        name = f"{plan.stem}.safetensors.index.json"
+        transform[name] = index
+        out.append(msgspec.structs.replace(first, path=name, role="index"))
+    # No digest of the inputs: most of their bytes are the optimizer's, and would be read for that alone.
+    edge = LineageEdge(relation="extracted-from", ref=str(artifact.facts.get("assembled_from") or first.path))
+    return Converted(out, dict(made), transform, [edge], list(inputs))
 
 
 def new_name(path: str) -> str:

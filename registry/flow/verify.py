@@ -171,11 +171,12 @@ def verify_folder(path: Path) -> Checked:
 def verify_source(path: Path, manifest: Manifest) -> Checked:
     """Compare a source folder with what was published from it: files that went, or changed since, are named.
 
-    Files that were published with rewritten paths are not compared, nor those that were made out of torch pickles; what
+    Files that were published with rewritten paths are not compared, nor those that were made out of other files; what
     the folder holds beyond the manifest was left out and is not looked at. Raises OSError.
     """
     rewritten = {f.subject for f in manifest.facts.findings if f.code == "private-path-rewritten"}
-    converted = any(edge.relation == "converted-from" for edge in manifest.facts.lineage)
+    made = {"converted-from", "extracted-from"}
+    converted = any(edge.relation in made for edge in manifest.facts.lineage)
     files = [
         file
         for file in manifest.files

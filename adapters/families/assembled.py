@@ -1,0 +1,116 @@
+"""Weights that are no publishable file yet - rank files, pieces, another tool's torch file: what is published of them.
+
+config.json + global_step500/            the model, as DeepSpeed's ranks hold it
+adapter_config.json + last.ckpt          the adapter, taken out of the whole wrapped model
+global_step500/, pytorch_model_fsdp_0/   the model; its config is not here
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from weighbridge.adapters import keys, layout, torch_weights, unwrap, weights
+from weighbridge.adapters.draft import Draft
+from weighbridge.adapters.families import deepspeed, distributed, torch_files
+from weighbridge.adapters.formats import safetensors, sniff
+from weighbridge.adapters.plan import Named
+from weighbridge.adapters.reading import Place
+from weighbridge.adapters.whole import some
+from weighbridge.registry import findings
+from weighbridge.registry.types import Finding
+
+
+def probe(place: Place, *, adapter: bool = False) -> Draft | None:
+    """Return what a folder without weights of its own holds in another form, None where there is nothing.
+
+    With `adapter` a torch file of another name counts, where it holds the matrices of an adapter.
+    """
+    if deepspeed.tags(place):
+        return deepspeed.judge(place)
+    if distributed.folders(place):
+        return distributed.judge(place)
+    return _torch_file(place) if adapter else None
+
+
+def _torch_file(place: Place) -> Draft | None:
+    """Return the one torch file of a folder that holds an adapter's matrices."""
+    found: list[Draft] = []
+    for name, file in sorted(place.names.items()):
+        if not layout.is_weights_name(name) or place.reader.container(file) not in sniff.PICKLED:
+            continue
+        draft = Draft(place, "ckpt", None, Named(root=place.folder, slices=(file.path,)))
+        held = torch_files.take(draft, file)
+        if keys.is_lora(held.tensors):
+            draft.tensors = dict(held.tensors)
+            draft.inputs = (file.path,) if held.sound else ()
+            draft.facts["assembled_from"] = file.path
+            found.append(draft)
+    if len(found) < 2:
+        return found[0] if found else None
+    newest = max(found, key=lambda draft: -1 if draft.step is None else draft.step)
+    others = [draft.facts["assembled_from"] for draft in found if draft is not newest]
+    newest.facts["other_files"] = others
+    return newest
+
+
+def take_in(draft: Draft, held: Draft) -> None:
+    """Let a draft of a folder's config stand for the weights that were found in another form."""
+    draft.add({k: v for k, v in held.facts.items() if k != "step"}, held.findings)
+    draft.weights, draft.tensors, draft.inputs = held.weights, held.tensors, held.inputs
+    draft.step = held.step if draft.step is None else draft.step
+    draft.named = Named(root=draft.place.folder, slices=held.named.slices)
+
+
+def alone(draft: Draft) -> Draft:
+    """Say what of weights without any config beside them can be published: a model can, an adapter needs its config."""
+    if not draft.inputs or draft.kind is not None:
+        return draft
+    mine, others = torch_weights.lora_split(draft.tensors)
+    if mine and not others:
+        path = draft.place.path(layout.ADAPTER_CONFIG)
+        draft.add({"missing_files": [path]}, [torch_files.without_config(path, draft.inputs[0], len(mine), None)])
+    if mine:
+        draft.inputs = ()
+        return draft
+    draft.kind = "model"
+    draft.findings.append(told(draft))
+    return draft
+
+
+def adapter(draft: Draft, config: Mapping[str, Any]) -> Mapping[str, safetensors.Tensor] | None:
+    """Return the adapter's tensors under the names of its own file, and count them; None where they do not come out."""
+    if not draft.inputs:
+        return None
+    subject = draft.inputs[0]
+    found = unwrap.unwrap(draft.tensors, config)
+    if found.problem is not None or not found.names:
+        draft.inputs = ()
+        draft.findings.append(
+            findings.finding(
+                "adapter-not-taken-out",
+                subject,
+                f"no adapter is taken out of {draft.facts['assembled_from']}: "
+                + (found.problem or "none of its tensors belongs to one"),
+                "save it with save_pretrained, which writes the adapter alone",
+            )
+        )
+        return None
+    whole = draft.tensors
+    draft.tensors = {new: whole[old]._replace(name=new) for old, new in found.names.items()}
+    left = [name for name in whole if name not in found.names]
+    counted, draft.weights = weights.summary(draft.tensors)
+    draft.facts |= counted
+    draft.findings = [f for f in draft.findings if f.code not in {"adapter-inside", "keys-wrapped"}]
+    size = sum(whole[name].size for name in left)
+    draft.findings.append(told(draft, left_behind={"tensors of the base": len(left), "bytes": size} if left else None))
+    return draft.tensors
+
+
+def told(draft: Draft, **more: Any) -> Finding:
+    """Return the note that says what the published weights are put together from."""
+    made_of = str(draft.facts["assembled_from"])
+    count, size = len(draft.tensors), sum(t.size for t in draft.tensors.values())
+    inputs = list(draft.inputs)
+    dropped = draft.facts.get("dropped_top_keys") or []
+    words = f"{count} tensors of {size} bytes are put together from {made_of} and published as safetensors"
+    words += f"; left behind: {some(dropped)}" if dropped else ""
+    return findings.finding("weights-assembled", inputs[0], words, assembled_from=made_of, inputs=inputs, **more)
