@@ -10,6 +10,7 @@ from weighbridge.adapters.draft import Draft, read_json
 from weighbridge.adapters.families import assembled, pickled
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
+from weighbridge.adapters.origins import stream
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.weights import WeightSet
@@ -76,8 +77,15 @@ def _assembled(draft: Draft, other: Draft, config: dict[str, Any] | None, peft_t
         it = audit.load(mine, config or {}, draft.inputs[0], peft_type)
         draft.add(*audit.judge(it))
         draft.add(*riders.judge(it))
-    draft.facts["values_checked"] = False
+        if sum(tensor.size for tensor in mine.values()) <= VALUES_LIMIT:
+            looked, found = _values(it, _numbers(draft, config or {}))
+            draft.add({"values_checked": True, **looked}, found)
     return draft
+
+
+def _numbers(draft: Draft, config: dict[str, Any]) -> Iterator[tuple[str, values.Numbers]]:
+    for item in assembled.held(draft, config):
+        yield item.name, values.numbers_of(item.stored, stream(item.origin))
 
 
 def _weights_file(place: Place) -> File | None:

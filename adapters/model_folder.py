@@ -87,8 +87,8 @@ def _assembled(
         draft.add(*fit.required(config, draft.tensors, draft.config_path))
         draft.weights = msgspec.structs.replace(draft.weights, architecture=draft.facts.get("architecture"))
         draft.findings.append(assembled.told(draft))
+        assembled.values(draft)
     draft.needs_code = bool((config or {}).get("auto_map"))
-    draft.facts["values_checked"] = False
     _generation(draft)
     _tokenizer(draft)
     return draft

@@ -56,12 +56,13 @@ def stream(origin: Origin) -> Iterator[bytes]:
             yield from blocks(source, origin.tensor, big_endian=origin.big_endian)
     elif isinstance(origin, InStretches):
         for stretch in origin.stretches:
-            yield from _stretch(stretch)
+            yield from part_of(stretch)
     else:
         yield from _pieces(origin)
 
 
-def _stretch(stretch: Stretch) -> Iterator[bytes]:
+def part_of(stretch: Stretch) -> Iterator[bytes]:
+    """Yield the bytes of one stretch, in blocks of whole elements. Raises OSError, FormatFault."""
     with opened(Path(stretch.path)) as source:
         at, left = stretch.offset, stretch.length
         while left > 0:

@@ -65,10 +65,10 @@ def _biases(names: Collection[str], parsed: Mapping[str, keys.Key], asked: str) 
         return {}
     copies = (_SAVED, ".original_module.")
     loose = [n for n in names if n.endswith(".bias") and n not in parsed and not any(part in n for part in copies)]
-    found = {name: _plain(name).replace(".base_layer.", ".") for name in loose}
+    found = {name: _plain(name) for name in loose}
     if asked == "lora_only":
         adapted = {f"{key.module}.bias" for key in parsed.values()}
-        found = {name: plain for name, plain in found.items() if plain in adapted}
+        found = {name: plain for name, plain in found.items() if plain.replace(".base_layer.", ".") in adapted}
     return {name: keys.PREFIX + plain for name, plain in found.items()}
 
 

@@ -201,6 +201,8 @@ class Intake:
             if found.outcome == "refuse" and blocking:
                 raise _refused(job, blocking)
             why = f"it holds {found.artifact or 'nothing'}, of which nothing can be published"
+            hints = [f for f in found.findings if f.severity == "warn" and f.fix]
+            why += f": {hints[0].message}; {hints[0].fix}" if hints else ""
             return self._set_aside(job, "not-publishable", why)
         # Of several files of one kind, such as Lightning's checkpoints, the first is the newest and stands for all.
         for kind in dict.fromkeys(one.kind or "" for one in publishable[1:] if one.kind != publishable[0].kind):

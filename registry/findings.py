@@ -177,6 +177,7 @@ CODES: Final[dict[str, Code]] = {
     "adapter-inside": Code("warn", "a checkpoint that holds adapter weights beside the frozen base"),
     "rank-file-missing": Code("block", "a rank's part of the weights is not there", integrity=True),
     "rank-files": Code("block", "the weights are in one file per rank and must be put together by their framework"),
+    "rank-part-zero": Code("block", "a rank's part of the weights holds nothing but zeros"),
     "iteration-missing": Code("warn", "a tracker file names an iteration that is not there"),
     "split-part-missing": Code("block", "a part of a split file is not there", integrity=True),
     "byte-parts": Code("block", "a file that was cut into byte parts and must be joined first", integrity=True),

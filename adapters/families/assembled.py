@@ -8,14 +8,18 @@ global_step500/, pytorch_model_fsdp_0/   the model; its config is not here
 from collections.abc import Mapping
 from typing import Any
 
-from weighbridge.adapters import keys, layout, torch_weights, unwrap, weights
+from weighbridge.adapters import items, keys, layout, torch_weights, unwrap, weights
 from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.families import deepspeed, distributed, torch_files
 from weighbridge.adapters.formats import safetensors, sniff
+from weighbridge.adapters.formats.protocol import FormatFault
+from weighbridge.adapters.listing import Tree
 from weighbridge.adapters.plan import Named
-from weighbridge.adapters.reading import Place
+from weighbridge.adapters.reading import Place, Reader
+from weighbridge.adapters.tally import Tally, look
+from weighbridge.adapters.values import VALUES_LIMIT
 from weighbridge.adapters.whole import some
-from weighbridge.registry import findings
+from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Finding
 
 
@@ -73,6 +77,7 @@ def alone(draft: Draft) -> Draft:
         return draft
     draft.kind = "model"
     draft.findings.append(told(draft))
+    values(draft)
     return draft
 
 
@@ -103,6 +108,35 @@ def adapter(draft: Draft, config: Mapping[str, Any]) -> Mapping[str, safetensors
     size = sum(whole[name].size for name in left)
     draft.findings.append(told(draft, left_behind={"tensors of the base": len(left), "bytes": size} if left else None))
     return draft.tensors
+
+
+def held(draft: Draft, config: Mapping[str, Any] | None = None) -> tuple[items.Item, ...]:
+    """Return the tensors of a draft with the places their bytes come from; `config` is that of an adapter inside.
+
+    Raises RefusedError.
+    """
+    tree = draft.place.reader.tree
+    inputs = set(draft.inputs)
+    kept = {path: file for path, file in tree.files.items() if path in inputs}
+    found = items.in_parts(Place(Reader(Tree(tree.root, kept, tree.folders)), draft.place.folder)).items
+    if config is None:
+        return found
+    names = unwrap.unwrap([item.name for item in found], config).names
+    return tuple(item._replace(name=names[item.name]) for item in found if item.name in names)
+
+
+def values(draft: Draft) -> None:
+    """Look at every value of a set that is not too large; of larger ones the staging pass does."""
+    draft.facts["values_checked"] = False
+    if sum(tensor.size for tensor in draft.tensors.values()) > VALUES_LIMIT:
+        return
+    tally = Tally(str(draft.facts["assembled_from"]), draft.tensors)
+    try:
+        look(held(draft), tally)
+    except (OSError, FormatFault, errors.RefusedError):
+        return
+    draft.facts["values_checked"] = True
+    draft.findings += tally.findings()
 
 
 def told(draft: Draft, **more: Any) -> Finding:

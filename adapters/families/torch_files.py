@@ -158,7 +158,7 @@ def inside(subject: str, mine: int, others: int) -> Any:
         subject,
         f"{subject} holds {mine} adapter tensors beside {others} of the base: together {mine + others}, "
         f"the adapter alone is {mine}",
-        "take the adapter out: registry extract --adapter",
+        "put its adapter_config.json beside it, and the adapter is published; or: registry extract --adapter",
         lora_tensors=mine,
         base_tensors=others,
     )

@@ -16,8 +16,10 @@ import msgspec
 
 from weighbridge.adapters import extract, extract_write
 from weighbridge.adapters.inspection import Artifact
+from weighbridge.adapters.items import single
 from weighbridge.adapters.listing import File, Tree
 from weighbridge.adapters.reading import Reader
+from weighbridge.adapters.tally import Tally
 from weighbridge.registry.flow.stage import Made, SourceFile
 from weighbridge.registry.hashing import content_digest, sha256_file
 from weighbridge.registry.types import FileEntry, LineageEdge
@@ -35,10 +37,15 @@ class Converted(NamedTuple):
     inputs: list[SourceFile] = []  # noqa: RUF012 - never written to
 
 
-def convert(artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile] = ()) -> Converted:
-    """Return the files as they are published; `inputs` are those of the artifact. Raises OSError, RefusedError."""
+def convert(
+    artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile] = (), *, allowed: Iterable[str] = ()
+) -> Converted:
+    """Return the files as they are published. Raises OSError, RefusedError.
+
+    `inputs` are those of the artifact; what the values turn out to be stops nothing where its code is `allowed`.
+    """
     if inputs:
-        return _assembled(artifact, files, inputs)
+        return _assembled(artifact, files, inputs, allowed)
     pickles = {_within(path, artifact.relative) for path in artifact.convert}
     if not pickles:
         return Converted(list(files), {}, {}, [])
@@ -54,8 +61,9 @@ def convert(artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[So
         if file.path not in pickles:
             out.append(file)
             continue
-        items = extract.single(File(file.path, file.source, file.size), reader, model=not alone)
-        made[names[file.path]] = extract_write.converted(items)
+        items = single(File(file.path, file.source, file.size), reader, model=not alone)
+        tally = Tally(file.path, (item.name for item in items))
+        made[names[file.path]] = extract_write.converted(items, tally)
         owners |= {item.name: names[file.path] for item in items}
         sizes += sum(item.size for item in items)
         out.append(msgspec.structs.replace(file, path=names[file.path]))
@@ -68,11 +76,14 @@ def convert(artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[So
     return Converted(out, made, transform, [_edge(f for f in files if f.path in pickles)])
 
 
-def _assembled(artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile]) -> Converted:
+def _assembled(
+    artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile], allowed: Iterable[str]
+) -> Converted:
     """Put the weights together out of rank files or pieces, in shards, with an index where there are several."""
     plan = extract.published(artifact)
-    made, index = extract_write.contents(plan)
     first = inputs[0]
+    made_of = str(artifact.facts.get("assembled_from") or first.path)
+    made, index = extract_write.contents(plan, made_of, allowed=allowed)
     out = list(files)
     out += [msgspec.structs.replace(first, path=name, role="weights") for name in made]
     transform: dict[str, bytes] = {}
@@ -81,7 +92,7 @@ def _assembled(artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence
         transform[name] = index
         out.append(msgspec.structs.replace(first, path=name, role="index"))
     # No digest of the inputs: most of their bytes are the optimizer's, and would be read for that alone.
-    edge = LineageEdge(relation="extracted-from", ref=str(artifact.facts.get("assembled_from") or first.path))
+    edge = LineageEdge(relation="extracted-from", ref=made_of)
     return Converted(out, dict(made), transform, [edge], list(inputs))
 
 
