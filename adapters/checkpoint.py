@@ -5,14 +5,46 @@ What is really in a folder is read later, by `structure.complete` (headers) and 
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from weighbridge.adapters import layout, listing
+
+_LONE: Final = (".ckpt", ".pt", ".pth", ".th")
 
 
 def is_candidate(names: Collection[str]) -> bool:
     """Return whether a folder with these file names may hold an artifact, finished or not."""
     return any(
         layout.is_weights_name(name) or name in layout.ARTIFACT_CONFIGS or name.endswith(".distcp") for name in names
+    )
+
+
+def lone_files(names: Collection[str]) -> list[str]:
+    """Return the torch files of a folder that are checkpoints of their own, by names: Lightning's `epoch=3.ckpt`.
+
+    Where a config, an index or the name of a whole model makes the folder the artifact, none is.
+    """
+    made = {*layout.ARTIFACT_CONFIGS, layout.ADAPTER_WEIGHTS, *layout.ADAPTER_PICKLES, layout.MODEL_WEIGHTS}
+    if made.intersection(names) or layout.is_sharded_state(names) or any(map(_of_a_model, names)):
+        return []
+    return sorted(name for name in names if is_lone_name(name))
+
+
+def is_lone_name(name: str) -> bool:
+    """Return whether a file may be a checkpoint of its own: a torch file that is no shard, rank file or byte part."""
+    return (
+        name.endswith(_LONE)
+        and layout.is_weights_name(name)
+        and not layout.is_in_progress(name)
+        and layout.byte_part(name) is None
+        and layout.shard_of(name) is None
+        and not layout.is_rank_like(name)
+    )
+
+
+def _of_a_model(name: str) -> bool:
+    return layout.is_weights_name(name) and (
+        name.endswith(".index.json") or layout.is_model_pickle(name) or layout.shard_of(name) is not None
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import items, layout, torch_weights, unwrap
 from weighbridge.adapters.families import deepspeed, distributed
-from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.inspect import goes_along, inspect
 from weighbridge.adapters.inspection import Artifact, Inspection
 from weighbridge.adapters.items import Item
 from weighbridge.adapters.listing import File, Tree, read_tree
@@ -63,7 +63,7 @@ def plan(path: Path, *, key: str | None = None, adapter: bool = False) -> Extrac
             fix=blocks[0].fix,
             findings=blocks,
         )
-    reader = Reader(read_tree(path))
+    reader = Reader(read_tree(path, (), goes_along))
     place = Place(reader, one.relative)
     kind = one.artifact.removeprefix("trainer-checkpoint+")
     if not one.convert and (deepspeed.tags(place) or distributed.folders(place)):

@@ -53,7 +53,7 @@ def inspect(path: Path, *, ignore: Sequence[str] = (), caches: Sequence[Path] = 
     only the artifacts of the folder itself are judged, and those in folders below count as somebody else's. Raises
     OSError when the path is gone or cannot be listed.
     """
-    tree = listing.read_tree(path, ignore)
+    tree = listing.read_tree(path, ignore, goes_along)
     reader = Reader(tree)
     folders = checkpoint.without_slices(list(checkpoint.candidates(iter(tree.folders.values()))))
     if alone:
@@ -69,6 +69,11 @@ def inspect(path: Path, *, ignore: Sequence[str] = (), caches: Sequence[Path] = 
     for draft, own in judged:
         _finish(draft, own, caches)
     return runs.assemble(os.fspath(path), reader, judged, files, staging)
+
+
+def goes_along(own: str, name: str) -> bool:
+    """Return whether a file beside a single torch file belongs to it: its config, tokenizer and papers."""
+    return checkpoint.is_lone_name(own) and plan.is_paper(name)
 
 
 def _without(tree: listing.Tree, below: Sequence[str]) -> listing.Tree:

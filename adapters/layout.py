@@ -57,6 +57,14 @@ _BYTE_PART = re.compile(
     r"(?P<i>[0-9]{1,4}|[a-z]{1,3})(?:of(?P<n>[0-9]{1,4}))?"
 )
 
+RANK_NAMES: Final = (
+    re.compile(r"(?P<lead>.*world_size_(?P<n>[0-9]{1,6})_rank_)(?P<i>[0-9]{1,6})(?P<tail>\.(?:pt|pth|bin|ckpt))"),
+    re.compile(r"(?P<lead>.*?rank[-_]?)(?P<i>[0-9]{1,6})(?P<mid>[-_]?of[-_]?)(?P<n>[0-9]{1,6})(?P<tail>.*\.(?:pt|pth|bin|ckpt))"),
+    re.compile(r"(?P<lead>consolidated\.)(?P<i>[0-9]{2,3})(?P<tail>\.(?:pt|pth))"),
+    re.compile(r"(?P<lead>(?:.*[-_.])?(?:mp|tp|pp|dp|ep|model|shard|global)?[-_]?rank[-_]?)(?P<i>[0-9]{1,6})(?P<tail>(?:[-_].*)?\.(?:pt|pth|bin|ckpt))"),
+)  # fmt: skip
+"""How the names of files count ranks."""
+
 _RESUME_NAMES: Final = frozenset(
     {
         "optimizer.pt",
@@ -151,6 +159,11 @@ def is_sharded_state(names: Collection[str]) -> bool:
 def is_fsdp_folder(name: str) -> bool:
     """Return whether accelerate names the folder of a model's pieces like this, inside a checkpoint's folder."""
     return _FSDP_FOLDER.fullmatch(name) is not None
+
+
+def is_rank_like(name: str) -> bool:
+    """Return whether a torch file's name counts ranks: `consolidated.00.pth`, `model_rank_3.pt`."""
+    return any(pattern.fullmatch(name) for pattern in RANK_NAMES)
 
 
 def is_rank_name(name: str) -> bool:

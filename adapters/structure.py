@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
-from weighbridge.adapters import layout
+from weighbridge.adapters import layout, plan
 from weighbridge.adapters.checkpoint import expected_end_mark
 from weighbridge.adapters.families import assembled
 from weighbridge.adapters.formats import gguf, safetensors, zipdir
@@ -24,7 +24,7 @@ JSON_LIMIT: Final = 64 << 20
 
 
 def complete(path: Path | str, *, mark: bool = True) -> str | None:
-    """Return why a folder cannot be whole at this moment, or None when its structure says that it is.
+    """Return why a folder, or a file that is one checkpoint, cannot be whole at this moment; None when it can.
 
     Looks at: staging names, files in progress, the owed end mark, empty files and dangling links among the weights, the
     header of every safetensors file against its length, the directory of torch zip files, GGUF headers, a distributed
@@ -33,6 +33,8 @@ def complete(path: Path | str, *, mark: bool = True) -> str | None:
     quiet time ends too. Raises FileNotFoundError when the folder is gone.
     """
     folder = Path(path)
+    if folder.is_file():
+        return _file_complete(folder)
     with os.scandir(folder) as entries:
         sizes = {entry.name: _size(entry) for entry in entries if not entry.is_dir()}
     names = sizes.keys()
@@ -54,6 +56,15 @@ def complete(path: Path | str, *, mark: bool = True) -> str | None:
         return reason
     owed = expected_end_mark(names, folder.name) if mark else None
     return f"{owed} is not there yet" if owed else None
+
+
+def _file_complete(path: Path) -> str | None:
+    """Return why a file that is a checkpoint of its own cannot be whole, or the papers beside it."""
+    with os.scandir(path.parent) as entries:
+        sizes = {e.name: _size(e) for e in entries if e.name == path.name or (plan.is_paper(e.name) and not e.is_dir())}
+    if path.name not in sizes:
+        raise FileNotFoundError(path)
+    return next((why for name in sorted(sizes) if (why := _file_reason(path.parent, name, sizes[name]))), None)
 
 
 def _in_parts(folder: Path, names: Collection[str]) -> str | None:

@@ -6,6 +6,7 @@ staged and it is watched again.
 
 import glob
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -193,7 +194,10 @@ class Intake:
         """Return the one artifact of the folder that this job is about; others get jobs of their own."""
         prefix = job.path + "/"
         # Checkpoints below a run's root are judged by their own jobs.
-        below = [glob.escape(path.removeprefix(prefix)) + "/" for path in self._below(job.root, job.path)]
+        below = [
+            f"/{glob.escape(path.removeprefix(prefix))}" + ("/" if os.path.isdir(path) else "")  # noqa: PTH112 - a string
+            for path in self._below(job.root, job.path)
+        ]
         found = inspect(Path(job.path), ignore=[*rule.ignore, *below], caches=self._caches)
         publishable = [one for one in found.artifacts if one.relative == "." and one.kind is not None]
         if not publishable:
@@ -204,7 +208,7 @@ class Intake:
             hints = [f for f in found.findings if f.severity == "warn" and f.fix]
             why += f": {hints[0].message}; {hints[0].fix}" if hints else ""
             return self._set_aside(job, "not-publishable", why)
-        # Of several files of one kind, such as Lightning's checkpoints, the first is the newest and stands for all.
+        # Of several files of one kind the first is the newest and stands for all; torch files have jobs of their own.
         for kind in dict.fromkeys(one.kind or "" for one in publishable[1:] if one.kind != publishable[0].kind):
             self._store.split(job, kind)
         artifact = next((one for one in publishable if one.kind == job.part), publishable[0])
@@ -235,7 +239,7 @@ class Intake:
     ) -> Job:
         """Write down what the policy and people need to know of an artifact."""
         folder = Path(job.path)
-        state = history.read(folder)
+        state = history.read(folder) if folder.is_dir() else None
         name = note.name or policy.fill(rule.name, project=run.project, run=run.name)
         fault = policy.fault(name)
         if fault is not None:
@@ -256,8 +260,8 @@ class Intake:
             name=wanted,
             kind=kind,
             step=artifact.step,
-            metric=_metric(rule.best, state),
-            best_hint=int(_is_trainers_best(folder)),
+            metric=_metric(rule.best, state.metrics if state is not None else artifact.facts.get("metrics") or {}),
+            best_hint=int(_is_trainers_best(folder) or bool(artifact.facts.get("best_so_far"))),
             size=artifact.size,
         )
         if fresh is None:
@@ -396,11 +400,11 @@ def _item(job: Job) -> policy.Item:
     return policy.Item(job.path, job.kind or "", job.step, job.size or 0, job.metric, bool(job.best_hint))
 
 
-def _metric(best: str | None, state: history.State | None) -> float | None:
+def _metric(best: str | None, metrics: Mapping[str, Any]) -> float | None:
     """Return the value of the metric that a rule goes by, at the step of this checkpoint."""
-    if best is None or state is None:
+    if best is None:
         return None
-    value = state.metrics.get(best.rpartition(":")[0])
+    value = metrics.get(best.rpartition(":")[0])
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

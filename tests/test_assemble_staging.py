@@ -97,7 +97,7 @@ def inspect_parts(rank: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("kind", ["zero", "pieces"])
 def test_an_input_that_changes(tmp_path: Path, kind: str) -> None:
-    """Any file the weights are made from that is written again stops the job, even where the result would be the same."""
+    """Any file the weights are made from that is written again stops the job, whatever the result would be."""
     folder = tmp_path / "run"
     if kind == "zero":
         parts.zero(folder, stage=2)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from weighbridge.adapters import audit, layout, torch_weights, weights
 from weighbridge.adapters.draft import Draft
-from weighbridge.adapters.families import image_lora, pickled
+from weighbridge.adapters.families import image_lora, lightning, pickled
 from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.formats.safetensors import Header, Tensor
@@ -74,6 +74,8 @@ def take(draft: Draft, file: File) -> Held:
     if held.tensors:
         counted, draft.weights = weights.summary(held.tensors)
         draft.facts |= counted
+    if held.directory is not None:
+        draft.facts |= lightning.told(file, held.directory)
     draft.step = step_of(held, file.name)
     if draft.step is not None:
         draft.facts["step"] = draft.step

@@ -143,6 +143,7 @@ def admit(
         adapter_config=config if artifact.kind == "adapter" else None,
         card=card,
         step=artifact.step,
+        metrics=artifact.facts.get("metrics"),
         started_at=started_at,
         host=host,
     )
