@@ -100,7 +100,7 @@ def published(artifact: Artifact) -> Extraction:
     whole = read_tree(artifact.root)
     # Nothing but the inputs that were judged: another tag, another file beside them is somebody else's.
     tree = Tree(whole.root, {path: file for path, file in whole.files.items() if path in inputs}, whole.folders)
-    made = _of(items.in_parts(Place(Reader(tree), ".")))
+    made = _of(items.in_parts(Place(Reader(tree, averaged=artifact.prefer_averaged), ".")))
     if artifact.kind != "adapter":
         return made
     config = None if artifact.config is None else str(Path(artifact.root, artifact.config.removeprefix(inside)))

@@ -46,19 +46,27 @@ from weighbridge.registry.types import Finding
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})(?:/|$)")
 
 
-def inspect(path: Path, *, ignore: Sequence[str] = (), caches: Sequence[Path] = (), alone: bool = False) -> Inspection:
+def inspect(
+    path: Path,
+    *,
+    ignore: Sequence[str] = (),
+    caches: Sequence[Path] = (),
+    alone: bool = False,
+    prefer_averaged: bool = False,
+) -> Inspection:
     """Return what a folder, or a single file, holds.
 
     `ignore` are patterns of the watch rule; `caches` Hub caches that may hold bases, for their licences. With `alone`
-    only the artifacts of the folder itself are judged, and those in folders below count as somebody else's. Raises
-    OSError when the path is gone or cannot be listed.
+    only the artifacts of the folder itself are judged, and those in folders below count as somebody else's; with
+    `prefer_averaged` a running average counts as the weights where a checkpoint holds both. Raises OSError when the
+    path is gone or cannot be listed.
     """
     tree = listing.read_tree(path, ignore, goes_along)
-    reader = Reader(tree)
+    reader = Reader(tree, averaged=prefer_averaged)
     folders = checkpoint.without_slices(list(checkpoint.candidates(iter(tree.folders.values()))))
     if alone:
         tree = _without(tree, [f.relative for f in folders if f.relative != "."])
-        reader = Reader(tree)
+        reader = Reader(tree, averaged=prefer_averaged)
         folders = [f for f in folders if f.relative == "."]
     drafts = _drafts(reader, path, folders)
     staging = runs.staging(tree)

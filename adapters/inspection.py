@@ -53,6 +53,9 @@ class Artifact(Value, frozen=True):
     inputs: list[str] = msgspec.field(default_factory=list)
     """Files whose tensors are put together and published as safetensors; none of them is published itself."""
 
+    prefer_averaged: bool = False
+    """A running average was asked for where a checkpoint holds it beside the raw weights."""
+
     sources: dict[str, str] = msgspec.field(default_factory=dict)
     """Files whose bytes lie elsewhere than under `root` (a Hub cache written without links), with the real place."""
 

@@ -130,7 +130,7 @@ def pieces(place: Place) -> Found:
         loaded = dcp.load(folder)
     except FormatFault as error:
         raise errors.RefusedError(f"no weights are taken out of {place.folder}", why=error.message) from error
-    chosen = select(loaded.directory)
+    chosen = select(loaded.directory, averaged=place.reader.averaged)
     way = tuple(chosen.weights_key.split("/")) if chosen.weights_key else ()
     whole = {
         ".".join((*t.group[len(way) :], t.name)): name

@@ -52,6 +52,7 @@ _TAG = re.compile(r"global_step[0-9]+")
 _RANK_FOLDER = re.compile(r"mp_rank_[0-9]{2,3}(?:_[0-9]{3}){0,2}")
 _FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_[0-9]{1,3}")
 _RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_[0-9]{1,6}_mp_rank_[0-9]{1,6}_(?:optim|model)_states\.pt")
+_AVERAGED = re.compile(r"(?P<lead>|.*[-_.])(?:ema|swa|averaged?|polyak)(?P<tail>(?:[-_.].*)?)", re.IGNORECASE)
 _BYTE_PART = re.compile(
     r"(?P<whole>.+\.(?:gguf|safetensors|bin|pt|pth|ckpt|onnx))(?P<mark>\.part-?|-split-|\.split-?|\.)"
     r"(?P<i>[0-9]{1,4}|[a-z]{1,3})(?:of(?P<n>[0-9]{1,4}))?"
@@ -169,6 +170,20 @@ def is_rank_like(name: str) -> bool:
 def is_rank_name(name: str) -> bool:
     """Return whether DeepSpeed names one rank's part of the weights like this."""
     return _RANK_FILE.fullmatch(name) is not None
+
+
+def is_averaged(name: str) -> bool:
+    """Return whether a file or folder holds a running average of weights, by its name: `model_ema.pt`, `unet-swa`."""
+    return raw_of(name) is not None
+
+
+def raw_of(name: str) -> str | None:
+    """Return the name of the file or folder whose average this is by its name, None where it is none."""
+    match = _AVERAGED.fullmatch(name)
+    if match is None:
+        return None
+    lead, tail = match["lead"], match["tail"]
+    return f"{lead[:-1]}{tail}" if lead else tail.lstrip("-_.")
 
 
 def is_form_name(name: str) -> bool:

@@ -21,8 +21,10 @@ class Unreadable(NamedTuple):
 class Reader:
     """The documents, headers and containers of one tree, each read at most once."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, *, averaged: bool = False) -> None:
+        """With `averaged` a running average is taken where a checkpoint holds it beside the raw weights."""
         self.tree = tree
+        self.averaged = averaged
         self._documents: dict[str, Any] = {}
         self._headers: dict[str, safetensors.Header] = {}
         self._containers: dict[str, str] = {}

@@ -151,6 +151,7 @@ def _artifact(draft: Draft, own: list[JudgedFile]) -> Artifact:
         file=draft.alone,
         convert=list(draft.convert),
         inputs=list(draft.inputs),
+        prefer_averaged=place.reader.averaged,
         sources=_sources(draft, own),
     )
 

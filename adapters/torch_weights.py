@@ -63,7 +63,7 @@ def read(file: File, reader: Reader, *, key: str | None = None, whole_names: boo
     if directory.container == "torchscript" or "object_classes" in directory.facts:
         facts["tensor_count"] = len(directory.tensors)
         return Held(directory, None, {}, facts, found, sound=False)
-    chosen = select(directory, key=key)
+    chosen = select(directory, key=key, averaged=reader.averaged)
     sound = not directory.blocked
     if chosen.problem is not None:
         found.append(_unselected(file, chosen))
@@ -115,6 +115,8 @@ def _facts(directory: Directory, chosen: Selection) -> dict[str, Any]:
     }
     if chosen.weight_sets:
         facts["weight_sets"] = list(chosen.weight_sets)
+    if chosen.averaged:
+        facts["averaged"] = True
     if stripped.collisions:
         facts["collisions"] = list(stripped.collisions)
     if len(names) <= KEYS_TOLD:

@@ -154,6 +154,11 @@ class Intake:
         if isinstance(found, Unfit):
             return found
         job, artifact = found
+        folder, own = os.path.split(job.path)
+        beside = os.listdir(folder) if rule.ema != "keep" else []  # noqa: PTH208 - names of a folder of strings
+        why = policy.averages(own, beside, rule, averaged=artifact.facts.get("averaged") is True)
+        if why is not None:
+            return self._set_aside(job, "averaged", why)
         return Judged(self._noted(job, run, rule, artifact, note), artifact, run, note)
 
     def decide(self, job: Job, rule: WatchRule) -> policy.Publish | policy.Skip | policy.Later:
@@ -198,7 +203,12 @@ class Intake:
             f"/{glob.escape(path.removeprefix(prefix))}" + ("/" if os.path.isdir(path) else "")  # noqa: PTH112 - a string
             for path in self._below(job.root, job.path)
         ]
-        found = inspect(Path(job.path), ignore=[*rule.ignore, *below], caches=self._caches)
+        found = inspect(
+            Path(job.path),
+            ignore=[*rule.ignore, *below],
+            caches=self._caches,
+            prefer_averaged=rule.ema == "prefer",
+        )
         publishable = [one for one in found.artifacts if one.relative == "." and one.kind is not None]
         if not publishable:
             blocking = [f for f in found.findings if f.severity == "block"]

@@ -118,11 +118,15 @@ def held(draft: Draft, config: Mapping[str, Any] | None = None) -> tuple[items.I
     tree = draft.place.reader.tree
     inputs = set(draft.inputs)
     kept = {path: file for path, file in tree.files.items() if path in inputs}
-    found = items.in_parts(Place(Reader(Tree(tree.root, kept, tree.folders)), draft.place.folder)).items
+    found = items.in_parts(_only(draft.place, Tree(tree.root, kept, tree.folders))).items
     if config is None:
         return found
     names = unwrap.unwrap([item.name for item in found], config).names
     return tuple(item._replace(name=names[item.name]) for item in found if item.name in names)
+
+
+def _only(place: Place, tree: Tree) -> Place:
+    return Place(Reader(tree, averaged=place.reader.averaged), place.folder)
 
 
 def values(draft: Draft) -> None:

@@ -72,7 +72,7 @@ def _take(draft: Draft, place: Place) -> None:
     draft.facts |= {k: facts[k] for k in ("container", "distcp_files", "key_prefix", "foreign_globals", "dcp_version")}
     missing = [place.path(str(file)) for file in facts["missing_files"]]
     draft.add({"missing_files": missing}, [])
-    chosen = select(directory)
+    chosen = select(directory, averaged=place.reader.averaged)
     if chosen.problem is not None:
         code = "weights-ambiguous" if chosen.weight_sets else "weights-none"
         draft.findings.append(
@@ -89,6 +89,8 @@ def _take(draft: Draft, place: Place) -> None:
     }
     if chosen.weights_key and not draft.facts["key_prefix"]:
         draft.facts["key_prefix"] = chosen.weights_key.replace("/", ".") + "."
+    if chosen.averaged:
+        draft.facts["averaged"] = True
     draft.tensors = tensors
     draft.findings += torch_weights.unstorable(subject, chosen.weights)
     collisions = torch_weights.collisions(subject, chosen)

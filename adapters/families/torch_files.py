@@ -28,7 +28,6 @@ _STEP_IN_NAME = re.compile(
 )
 _TOKEN = re.compile(r"<[^<>\s]{1,80}>|\*")
 _TOKEN_FILES: Final = ("learned_embeds", "string_to_param")
-_AVERAGED = re.compile(r"(?:^|.*[-_.])(?:ema|swa|averaged?|polyak)(?:[-_.].*|$)", re.IGNORECASE)
 _EMBEDDINGS_FEW: Final = 64
 
 
@@ -51,7 +50,7 @@ def judge(place: Place, file: File, *, several: bool = False) -> Draft:
     if not held.tensors:
         draft.kind = None
         return draft
-    if _AVERAGED.fullmatch(file.name.rpartition(".")[0]):
+    if layout.is_averaged(file.name.rpartition(".")[0]):
         draft.facts["averaged"] = True
     dialect = image_lora.dialect(held.tensors)
     if _is_inversion(file.name, held.tensors):

@@ -52,7 +52,7 @@ def convert(
     kind = artifact.artifact.removeprefix("trainer-checkpoint+")
     alone = kind in _ALONE
     names = {path: "model.safetensors" if alone and kind == "ckpt" else new_name(path) for path in pickles}
-    reader = Reader(Tree("", {}, {}))
+    reader = Reader(Tree("", {}, {}), averaged=artifact.prefer_averaged)
     made: dict[str, Made] = {}
     owners: dict[str, str] = {}
     sizes = 0
