@@ -137,8 +137,8 @@ def _decide(
         mine = sum(tensor.nbytes for tensor in _beneath(weights, known[0]))
         rest = sum(t.nbytes for path in raw if path != known[0] for t in _beneath(weights, path))
         if rest * 4 <= mine:
-            averaged = tuple("/".join(p) for p in candidates if p == known[0] or p not in raw)
-            return choose("known-name", known[0], alternatives=averaged if len(averaged) > 1 else ())
+            named = tuple("/".join(p) for p in candidates if p == known[0] or p not in raw)
+            return choose("known-name", known[0], alternatives=named if len(named) > 1 else ())
     listed = ", ".join(shown(name or "the file itself") for name in sets[:6])
     return Selection(
         "ambiguous",
