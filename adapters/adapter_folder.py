@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from weighbridge.adapters import audit, layout, model_folder, peft_config, riders, torch_weights, values, weights
+from weighbridge.adapters import audit, keys, layout, model_folder, peft_config, riders, torch_weights, values, weights
 from weighbridge.adapters.audit import Loaded
 from weighbridge.adapters.draft import Draft, read_json
 from weighbridge.adapters.families import assembled, pickled
@@ -151,6 +151,9 @@ def _pickle(draft: Draft, file: File, config: dict[str, Any] | None, peft_type: 
         return False
     counted, draft.weights = weights.summary(held.tensors)
     draft.add({**counted, "foreign_globals": held.facts.get("foreign_globals", [])}, [])
+    if keys.is_torchtune(held.tensors):
+        draft.findings.append(audit.torchtune(file.path))
+        return False
     it = audit.load(held.tensors, config or {}, file.path, peft_type)
     draft.add(*audit.judge(it))
     draft.add(*riders.judge(it))

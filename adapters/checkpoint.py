@@ -3,11 +3,12 @@
 What is really in a folder is read later, by `structure.complete` (headers) and `inspect.inspect` (everything).
 """
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from weighbridge.adapters import layout, listing
+from weighbridge.adapters import layout, listing, plan
 
 _LONE: Final = (".ckpt", ".pt", ".pth", ".th")
 
@@ -54,6 +55,26 @@ def is_tag_alone(name: str, above: str) -> bool:
     `run/global_step100` is one; `checkpoint-100/global_step100` and `epoch=1.ckpt/checkpoint` are another tool's.
     """
     return layout.is_step_like(name) and not (layout.is_step_like(above) or above.endswith(".ckpt"))
+
+
+def papers_above(folder: str, own: Collection[str]) -> list[os.DirEntry[str]]:
+    """Return config, tokenizer and licence above a numbered checkpoint without any of its own: a DeepSpeed tag.
+
+    `own` are the names in the folder. Where the folder above holds weights, its papers belong to those.
+    """
+    configs = {layout.MODEL_CONFIG, layout.ADAPTER_CONFIG, layout.PIPELINE_CONFIG}
+    above, _, name = folder.rstrip("/").rpartition("/")
+    if not above or configs.intersection(own) or not layout.is_step_like(name):
+        return []
+    try:
+        with os.scandir(above) as entries:
+            found = [entry for entry in entries if entry.is_file()]
+    except OSError:
+        return []
+    names = {entry.name for entry in found}
+    if layout.MODEL_CONFIG not in names or is_candidate(names):
+        return []
+    return [e for e in found if plan.is_paper(e.name) and plan.role_of(e.name)[0] != plan.CARD_ROLE]
 
 
 def end_mark(names: Collection[str], folder: str = "") -> str | None:

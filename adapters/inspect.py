@@ -61,7 +61,7 @@ def inspect(
     `prefer_averaged` a running average counts as the weights where a checkpoint holds both. Raises OSError when the
     path is gone or cannot be listed.
     """
-    tree = listing.read_tree(path, ignore, goes_along)
+    tree = _with_papers(listing.read_tree(path, ignore, goes_along), path)
     reader = Reader(tree, averaged=prefer_averaged)
     folders = checkpoint.without_slices(list(checkpoint.candidates(iter(tree.folders.values()))))
     if alone:
@@ -82,6 +82,15 @@ def inspect(
 def goes_along(own: str, name: str) -> bool:
     """Return whether a file beside a single torch file belongs to it: its config, tokenizer and papers."""
     return checkpoint.is_lone_name(own) and plan.is_paper(name)
+
+
+def _with_papers(tree: listing.Tree, path: Path) -> listing.Tree:
+    """Return a tree with the papers of the folder above, where its weights are in parts and it has none itself."""
+    in_parts = any(layout.is_rank_name(f.name) or distributed.is_piece(f.name) for f in tree.files.values())
+    if path.is_file() or not in_parts:
+        return tree
+    folder = os.path.abspath(path)  # noqa: PTH100 - `.` has a folder above, too
+    return listing.with_files(tree, checkpoint.papers_above(folder, tree.folders["."].names))
 
 
 def _without(tree: listing.Tree, below: Sequence[str]) -> listing.Tree:
@@ -166,7 +175,8 @@ def _zero_folders(reader: Reader, holders: Sequence[str]) -> list[Draft]:
             continue
         prefix = "" if relative == "." else relative + "/"
         if not any(holder.startswith(prefix) for holder in holders if holder != "."):
-            drafts.append(assembled.alone(deepspeed.judge(place)))
+            configured = layout.MODEL_CONFIG in place.names
+            drafts.append(model_folder.judge(place) if configured else assembled.alone(deepspeed.judge(place)))
     return drafts
 
 

@@ -182,6 +182,15 @@ def read_tree(
     return Tree(os.fspath(root), files, folders)
 
 
+def with_files(tree: Tree, entries: Sequence[os.DirEntry[str]]) -> Tree:
+    """Return a tree that holds some files of another folder as well, as if they lay in its root."""
+    root = tree.folders["."]
+    added = {e.name: file for e in entries if e.name not in tree.files and (file := _file(e, e.name)) is not None}
+    more = tuple(entry for entry in entries if entry.name in added)
+    folders = {**tree.folders, ".": root._replace(files=(*root.files, *more))}
+    return tree._replace(files={**tree.files, **added}, folders=folders)
+
+
 def _lone(path: Path, beside: Callable[[str, str], bool]) -> Tree:
     with os.scandir(path.parent) as entries:
         taken = [e for e in entries if e.name == path.name or beside(path.name, e.name)]

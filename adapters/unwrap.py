@@ -29,6 +29,8 @@ def unwrap(names: Collection[str], config: Mapping[str, Any]) -> Unwrapped:
     kind = config.get("peft_type")
     if kind is not None and str(kind).upper() not in _LORA_TYPES:
         return Unwrapped({}, f"how a {kind} adapter is taken out of a whole checkpoint is not known")
+    if keys.is_torchtune(names):
+        return Unwrapped({}, "its names are torchtune's own (lora_a, lora_b), which PEFT does not read")
     parsed = {name: key for name in names if (key := keys.parse(name)).part}
     adapters = {key.adapter for key in parsed.values() if key.adapter}
     adapters |= {_adapter_of(name) for name in names if _SAVED in name}

@@ -53,6 +53,8 @@ class _Node:
     whole_model: bool = False
     files: tuple[str, ...] = ()
     """Files in it that are checkpoints of their own, as paths."""
+    parts: bool = False
+    """It holds rank files or pieces itself."""
     named: bool = False
     """Its own files make it a candidate."""
     holders: set[str] = field(default_factory=set)
@@ -163,7 +165,11 @@ class Tree:
         names are left out. Raises OSError for a folder that cannot be read: that is not the same as gone.
         """
         try:
-            return listing(self._beside(path) if self._is_file(path) else self._files(path, "", 0))
+            if self._is_file(path):
+                return listing(self._beside(path))
+            node = self.nodes.get(path)
+            in_parts = node is not None and (node.parts or bool(node.holders))
+            return listing((*self._files(path, "", 0), *(self._above(path) if in_parts else ())))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -178,6 +184,12 @@ class Tree:
                 status = entry.stat()
                 if stat.S_ISREG(status.st_mode):
                     yield _stat_of(entry.name, status)
+
+    def _above(self, path: str) -> Iterator[FileStat]:
+        """Yield the papers of the folder above that go along with a checkpoint whose weights are in parts."""
+        for entry in checkpoint.papers_above(path, os.listdir(path)):  # noqa: PTH208 - names of a folder of strings
+            with suppress(FileNotFoundError):
+                yield _stat_of("../" + entry.name, entry.stat())
 
     def _files(self, folder: str, prefix: str, depth: int) -> Iterator[FileStat]:
         numbered = layout.step_of(os.path.basename(folder)) is not None
@@ -343,7 +355,8 @@ class Tree:
         above = self.nodes.get(node.parent) if node.parent else None
         name = os.path.basename(node.path)
         tag = any(layout.is_rank_name(file) for file in names)
-        parts = tag or (layout.is_fsdp_folder(name) and layout.is_sharded_state(names))
+        node.parts = tag or layout.is_sharded_state(names)
+        parts = tag or (node.parts and layout.is_fsdp_folder(name))
         alone = above is None or (
             tag and checkpoint.is_tag_alone(name, os.path.basename(above.path)) and not above.named
         )

@@ -182,6 +182,7 @@ CODES: Final[dict[str, Code]] = {
     "split-part-missing": Code("block", "a part of a split file is not there", integrity=True),
     "byte-parts": Code("block", "a file that was cut into byte parts and must be joined first", integrity=True),
     "recorded-only": Code("note", "a container that is recorded with its facts and not published"),
+    "lora-dialect-torchtune": Code("block", "LoRA matrices in torchtune's own form, which no other loader reads"),
     "lora-dialect-unknown": Code("block", "LoRA matrices under names that no known tool writes"),
     "keys-transposed": Code("note", "the factors are stored transposed, which other loaders do not know"),
     # card, licence, secrets and paths (adapters/card_facts, license, secrets, paths, sidecar)

@@ -9,6 +9,7 @@ import pytest
 from weighbridge.adapters import structure
 from weighbridge.registry.cli.main import main
 from weighbridge.registry.flow.decision import committed
+from weighbridge.registry.flow.verify import verify_source
 from weighbridge.registry.remotes.directory import open_directory
 from weighbridge_testlib import builders, parts
 from weighbridge_testlib.bench import Bench
@@ -156,3 +157,26 @@ def test_the_preview_tells_the_same(tmp_path: Path) -> None:
         assert not rows["torn"]["publish"]
         assert gone in rows["torn"]["reason"]
         assert not yard.remote.exists()
+
+
+def test_papers_of_the_run_go_along(tmp_path: Path) -> None:
+    """Config and tokenizer that lie once in the run are published with each tag of it; a change of them is seen."""
+    bench = Bench(tmp_path, publish=("all",))
+    run = bench.runs / "team/run"
+    parts.zero(run, tag="global_step5", step=5)
+    parts.zero(run, tag="global_step7", step=7)
+    builders.write_json(run / "config.json", builders.llama_config(dtype="float32"))
+    builders.write_tokenizer(run)
+    bench.settle()
+    bench.work()
+    assert sorted(bench.versions()) == ["team-run@v1", "team-run@v2"]
+    for n, step in ((1, 5), (2, 7)):
+        names = {path.name for path in version(bench, "team-run", n).iterdir()}
+        assert {"config.json", "tokenizer.json", "model.safetensors"} <= names
+        told = facts(bench, "team-run", n)
+        assert (told.provenance.step, told.weights.architecture) == (step, "LlamaForCausalLM")
+        manifest = committed(open_directory(str(tmp_path / "remote")), "team-run", n)
+        assert verify_source(run / f"global_step{step}", manifest).findings == []
+    builders.write_json(run / "config.json", builders.llama_config(dtype="float32", rope_theta=5000.0))
+    assert len(bench.settle()) == 2
+    bench.catalog.close()

@@ -132,3 +132,46 @@ def test_an_adapter_that_does_not_come_out(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "last.ckpt")
     (found,) = [f for f in inspect(tmp_path).findings if f.code == "adapter-not-taken-out"]
     assert "style, tone" in found.message
+
+
+TUNE = {
+    f"layers.{layer}.attn.{module}.lora_{half}.weight": (4, 16) if half == "a" else (16, 4)
+    for layer in range(2)
+    for module in ("q_proj", "output_proj")
+    for half in ("a", "b")
+}
+
+
+@pytest.mark.parametrize("file", ["adapter_0.pt", "adapter_model.pt"])
+@pytest.mark.parametrize("config", [True, False])
+@pytest.mark.parametrize("base", [True, False])
+def test_torchtunes_own_form(tmp_path: Path, file: str, config: bool, base: bool) -> None:
+    """Lower-case lora_a and lora_b are an adapter that only torchtune reads: told, and never published as a model."""
+    shapes = TUNE | ({"layers.0.attn.q_proj.weight": (16, 16), "norm.scale": (16,)} if base else {})
+    torch.save({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / file)
+    if config:
+        builders.write_json(tmp_path / "adapter_config.json", builders.lora_config())
+    found = inspect(tmp_path)
+    assert found.outcome == "refuse"
+    (told,) = [f for f in found.findings if f.code == "lora-dialect-torchtune"]
+    assert "checkpointer" in (told.fix or "")
+
+
+def test_beside_peft_form(tmp_path: Path) -> None:
+    """The tool's own file beside the same adapter in PEFT's form is a copy: the adapter is published from the other."""
+    builders.lora_adapter(tmp_path)
+    torch.save({name: torch.ones(shape) for name, shape in TUNE.items()}, tmp_path / "adapter_model.pt")
+    one = only(tmp_path)
+    assert (one.kind, one.outcome) == ("adapter", "accept")
+    assert [f.path for f in one.files if f.publish and f.role == "weights"] == ["adapter_model.safetensors"]
+
+
+def test_a_wrapped_checkpoint_without_its_config(tmp_path: Path) -> None:
+    """A whole wrapped model is no model that anything could load, so it is not published as one."""
+    state = {f"base_model.model.{k}": v for k, v in parts.state().items()}
+    state |= {k: torch.ones(s) for k, (_, s, _) in lora_tensors().items()}
+    torch.save({"state_dict": state}, tmp_path / "last.ckpt")
+    found = inspect(tmp_path)
+    assert [one.kind for one in found.artifacts] == [None]
+    (told,) = [f for f in found.findings if f.code == "adapter-inside"]
+    assert "adapter_config.json" in (told.fix or "")

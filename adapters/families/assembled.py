@@ -8,7 +8,7 @@ global_step500/, pytorch_model_fsdp_0/   the model; its config is not here
 from collections.abc import Mapping
 from typing import Any
 
-from weighbridge.adapters import items, keys, layout, torch_weights, unwrap, weights
+from weighbridge.adapters import audit, items, keys, layout, torch_weights, unwrap, weights
 from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.families import deepspeed, distributed, torch_files
 from weighbridge.adapters.formats import safetensors, sniff
@@ -43,7 +43,7 @@ def _torch_file(place: Place) -> Draft | None:
             continue
         draft = Draft(place, "ckpt", None, Named(root=place.folder, slices=(file.path,)))
         held = torch_files.take(draft, file)
-        if keys.is_lora(held.tensors):
+        if torch_weights.lora_split(held.tensors)[0]:
             draft.tensors = dict(held.tensors)
             draft.inputs = (file.path,) if held.sound else ()
             draft.facts["assembled_from"] = file.path
@@ -86,6 +86,10 @@ def adapter(draft: Draft, config: Mapping[str, Any]) -> Mapping[str, safetensors
     if not draft.inputs:
         return None
     subject = draft.inputs[0]
+    if keys.is_torchtune(draft.tensors):
+        draft.inputs = ()
+        draft.findings.append(audit.torchtune(subject))
+        return None
     found = unwrap.unwrap(draft.tensors, config)
     if found.problem is not None or not found.names:
         draft.inputs = ()

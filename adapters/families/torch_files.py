@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from weighbridge.adapters import audit, layout, torch_weights, weights
+from weighbridge.adapters import audit, keys, layout, torch_weights, weights
 from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.families import image_lora, lightning, pickled
 from weighbridge.adapters.formats import sniff
@@ -125,10 +125,15 @@ def lora(draft: Draft, file: File, tensors: Mapping[str, Tensor]) -> None:
     mine, others = torch_weights.lora_split(tensors)
     if not mine:
         return
+    if keys.is_torchtune(mine):
+        draft.artifact, draft.kind = "lora-adapter" if not others else draft.artifact, None
+        draft.add({"lora_tensors": len(mine), "base_tensors": len(others)}, [audit.torchtune(file.path)])
+        return
     it = audit.load({name: tensors[name] for name in mine}, {}, file.path, "")
     shown, _ = audit.ranks(it)
     draft.facts |= shown
     if others:
+        draft.kind = None
         draft.add({"lora_tensors": len(mine), "base_tensors": len(others)}, [inside(file.path, len(mine), len(others))])
         return
     path = draft.place.path(layout.ADAPTER_CONFIG)

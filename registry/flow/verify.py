@@ -175,8 +175,8 @@ def verify_source(path: Path, manifest: Manifest) -> Checked:
     the folder holds beyond the manifest was left out and is not looked at. Raises OSError.
     """
     rewritten = {f.subject for f in manifest.facts.findings if f.code == "private-path-rewritten"}
-    made = {"converted-from", "extracted-from"}
-    converted = any(edge.relation in made for edge in manifest.facts.lineage)
+    relations = {edge.relation for edge in manifest.facts.lineage}
+    converted = bool(relations & {"converted-from", "extracted-from"})
     files = [
         file
         for file in manifest.files
@@ -185,6 +185,8 @@ def verify_source(path: Path, manifest: Manifest) -> Checked:
     found = []
     for file in files:
         source = path / file.path
+        if "extracted-from" in relations and not source.exists():
+            source = path.parent / file.path  # papers of the folder above go along
         if not source.is_file():
             words = f"{shown(file.path)} is gone from the source"
         elif source.stat().st_size != file.size or sha256_file(source) != file.sha256:
