@@ -1,22 +1,33 @@
 """Weights in parts, published: the daemon and `registry push` put them together, tensor by tensor what torch holds."""
 
 import json
+import math
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weighbridge.adapters import structure
+from weighbridge.adapters import origins, structure
+from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.plan import Policy
 from weighbridge.registry.cli.main import main
+from weighbridge.registry.flow import stage as staging
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.flow.verify import verify_source
 from weighbridge.registry.remotes.directory import open_directory
+from weighbridge.registry.types import RunFacts
 from weighbridge_testlib import builders, parts
 from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.desk import Desk
 from weighbridge_testlib.yard import Yard
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
+dcp_to_torch_save = pytest.importorskip("torch.distributed.checkpoint.format_utils").dcp_to_torch_save
+
+RUN = RunFacts(project="medical", name="sft", id="run-1")
 
 
 def loaded(folder: Path) -> dict[str, Any]:
@@ -180,3 +191,36 @@ def test_papers_of_the_run_go_along(tmp_path: Path) -> None:
     builders.write_json(run / "config.json", builders.llama_config(dtype="float32", rope_theta=5000.0))
     assert len(bench.settle()) == 2
     bench.catalog.close()
+
+
+@pytest.mark.parametrize("band", [1, 100, 1 << 20])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_pieces_cut_across_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, band: int) -> None:
+    """Tensors cut over rows and columns by many ranks come out as torch's own converter joins them, band by band."""
+    monkeypatch.setattr(origins, "BAND", band)
+    shapes = {"square": (12, 10), "cube": (5, 6, 4), "row": (1, 40), "line": (17,), "scalar": (), "whole": (3, 4)}
+    cuts = {"square": [[3, 7], [4]], "cube": [[2], [1, 5], [2]], "row": [[], [13]], "line": [[5, 6]]}
+    held = {n: torch.arange(math.prod(s)).reshape(s).to(getattr(torch, dtype)) for n, s in shapes.items()}
+    parts.cut_pieces(tmp_path / "run/step-5", held, cuts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_to_torch_save(tmp_path / "run/step-5", tmp_path / "joined.pt")
+    parts.same(torch.load(tmp_path / "joined.pt"), held)
+    done = admit(inspect(tmp_path / "run/step-5").artifacts[0], name="run", run=RUN, policy=Policy())
+    staging.stage(done.files, tmp_path / "stage", transform=done.transform, made=done.made, inputs=done.inputs)
+    parts.same(loaded(tmp_path / "stage"), held)
+
+
+def test_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`registry push` of such a folder says beforehand what would be written, with its true sizes, and writes that."""
+    desk = Desk(tmp_path / "desk", monkeypatch)
+    wanted = parts.zero(tmp_path / "run/checkpoint-5", stage=3, world=3)
+    builders.write_json(tmp_path / "run/checkpoint-5/config.json", builders.llama_config(dtype="float32"))
+    told = desk.ok("push", tmp_path / "run/checkpoint-5", "--name", "medical", "--dry-run", "--json").json
+    assert not desk.root.joinpath("models").exists()
+    done = desk.ok("push", tmp_path / "run/checkpoint-5", "--name", "medical", "--json").json
+    assert done["ref"] == "medical@v1"
+    assert (told["bytes"], told["files"]) == (done["bytes"], done["files"])
+    place = desk.root / "models/medical/v1"
+    assert all((place / file["path"]).stat().st_size == file["size"] for file in done["files"])
+    parts.same(loaded(place), wanted)

@@ -10,11 +10,11 @@ global_step5/*_optim_states.pt     -> model-00001-of-00003.safetensors ..., mode
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from weighbridge.adapters import extract, extract_write
+from weighbridge.adapters import extract, extract_write, layout
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.items import single
 from weighbridge.adapters.listing import File, Tree
@@ -23,8 +23,6 @@ from weighbridge.adapters.tally import Tally
 from weighbridge.registry.flow.stage import Made, SourceFile
 from weighbridge.registry.hashing import content_digest, sha256_file
 from weighbridge.registry.types import FileEntry, LineageEdge
-
-_ALONE: Final = frozenset({"ckpt", "textual-inversion"})
 
 
 class Converted(NamedTuple):
@@ -49,9 +47,9 @@ def convert(
     pickles = {_within(path, artifact.relative) for path in artifact.convert}
     if not pickles:
         return Converted(list(files), {}, {}, [])
-    kind = artifact.artifact.removeprefix("trainer-checkpoint+")
-    alone = kind in _ALONE
-    names = {path: "model.safetensors" if alone and kind == "ckpt" else new_name(path) for path in pickles}
+    alone = {path for path in pickles if artifact.kind == "model" and not layout.is_model_pickle(_name(path))}
+    names = {path: "model.safetensors" if path in alone else new_name(path) for path in pickles}
+    plain = bool(alone) or artifact.artifact == "textual-inversion"
     reader = Reader(Tree("", {}, {}), averaged=artifact.prefer_averaged)
     made: dict[str, Made] = {}
     owners: dict[str, str] = {}
@@ -61,7 +59,7 @@ def convert(
         if file.path not in pickles:
             out.append(file)
             continue
-        items = single(File(file.path, file.source, file.size), reader, model=not alone)
+        items = single(File(file.path, file.source, file.size), reader, model=not plain)
         tally = Tally(file.path, (item.name for item in items))
         made[names[file.path]] = extract_write.converted(items, tally)
         owners |= {item.name: names[file.path] for item in items}
@@ -118,6 +116,10 @@ def _edge(sources: Iterable[SourceFile]) -> LineageEdge:
     entries = [FileEntry(path=f.path, size=f.size, sha256=sha256_file(Path(f.source)), role="weights") for f in files]
     label = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
     return LineageEdge(relation="converted-from", ref=label, content=content_digest(entries))
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _within(path: str, root: str) -> str:
