@@ -373,8 +373,8 @@ class Intake:
                     raise
         if admission.made:
             raise errors.DiskFullError(
-                "there is no room to convert torch pickles",
-                why="what is published of them is written to the staging folder first",
+                "there is no room to make the weights that are published",
+                why="what comes out of torch pickles and rank files is written to the staging folder first",
                 fix="raise [daemon] staging_max, or set staging = 'auto'",
             )
         return staging.stage(admission.files, None, mode="direct", transform=admission.transform, progress=moved)
