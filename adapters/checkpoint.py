@@ -25,10 +25,11 @@ def lone_files(names: Collection[str]) -> list[str]:
 
     Where a config, an index or the name of a whole model makes the folder the artifact, none is.
     """
+    lone = sorted(name for name in names if name.endswith(_LONE) and is_lone_name(name))
     made = {*layout.ARTIFACT_CONFIGS, layout.ADAPTER_WEIGHTS, *layout.ADAPTER_PICKLES, layout.MODEL_WEIGHTS}
-    if made.intersection(names) or layout.is_sharded_state(names) or any(map(_of_a_model, names)):
+    if not lone or made.intersection(names) or layout.is_sharded_state(names) or any(map(_of_a_model, names)):
         return []
-    return sorted(name for name in names if is_lone_name(name))
+    return lone
 
 
 def is_lone_name(name: str) -> bool:

@@ -367,11 +367,12 @@ class Tree:
             or (above.whole_model and layout.is_part_name(name))
         )
         node.whole_model = layout.is_whole_model(names)
-        shown = {
-            file for file in names if not ignored(file, self._relative(node.path, file), self.ignore, directory=False)
-        }
-        lone = () if node.inside else checkpoint.lone_files(shown)
-        node.files = tuple(f"{node.path}/{file}" for file in lone if utf8(file) == file)
+        lone = [
+            file
+            for file in (() if node.inside else checkpoint.lone_files(names))
+            if utf8(file) == file and not ignored(file, self._relative(node.path, file), self.ignore, directory=False)
+        ]
+        node.files = tuple(f"{node.path}/{file}" for file in lone)
         node.named = checkpoint.is_candidate(names.difference(lone)) or (tag and alone)
         self._decide(node)
         if above is not None:

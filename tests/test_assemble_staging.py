@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,3 +154,31 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
         assert again.returncode == 0, again.stderr
         assert list(yard.check(contents=1)["committed"]) == ["team-run@v1"]
         parts.same(safetensors_torch.load_file(yard.remote / "models/team-run/v1/model.safetensors"), wanted)
+
+
+STAGE = """
+import sys
+from pathlib import Path
+from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.plan import Policy
+from weighbridge.registry.flow import stage
+from weighbridge.registry.flow.admit import admit
+from weighbridge.registry.types import RunFacts
+run = RunFacts(project="p", name="r", id="i")
+done = admit(inspect(Path(sys.argv[1])).artifacts[0], name="m", run=run, policy=Policy())
+stage.stage(done.files, Path(sys.argv[2]), transform=done.transform, made=done.made, inputs=done.inputs)
+print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
+print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_memory_and_torch_stay_out(tmp_path: Path, zero: int) -> None:
+    """What torch.save wrote of 72 MB comes out bit by bit, with little memory and without torch."""
+    held = {"a": torch.randn(3000, 4096), "b": torch.randn(1501, 4096), "c": torch.randn(3)}
+    parts.zero_by_torch(tmp_path / "run", held, world=3, stage=zero)
+    command = [sys.executable, "-c", STAGE, str(tmp_path / "run"), str(tmp_path / "stage")]
+    peak, loaded = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+    parts.same(safetensors_torch.load_file(tmp_path / "stage/model.safetensors"), held)
+    assert int(peak) < 64 * 1024
+    assert loaded == "False"

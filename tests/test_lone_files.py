@@ -190,3 +190,15 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
     facts = inspect(tmp_path).facts
     assert "best_so_far" not in facts
     assert facts["metrics"] == {"val_acc": 0.75}
+
+
+def test_a_folder_of_several_is_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`registry push` of the folder names the files, any of which can be pushed."""
+    desk = Desk(tmp_path / "desk", monkeypatch)
+    folder = tmp_path / "run"
+    for step in (1, 2):
+        lightning(folder / f"step={step}.ckpt", step=step, loss=0.1, best="", seed=step)
+    said = desk.registry("push", folder, "--name", "medical")
+    assert said.code == 2
+    assert "step=1.ckpt" in said.err
+    assert "step=2.ckpt" in said.err

@@ -155,4 +155,5 @@ def told(draft: Draft, **more: Any) -> Finding:
     dropped = draft.facts.get("dropped_top_keys") or []
     words = f"{count} tensors of {size} bytes are put together from {made_of} and published as safetensors"
     words += f"; left behind: {some(dropped)}" if dropped else ""
+    words += "; no config.json says what model they are" if draft.kind == "model" and draft.config is None else ""
     return findings.finding("weights-assembled", inputs[0], words, assembled_from=made_of, inputs=inputs, **more)

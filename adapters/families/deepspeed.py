@@ -135,7 +135,6 @@ def _parts(draft: Draft, files: Mapping[int, File]) -> dict[int, Part]:
 
 def _complete(draft: Draft, tag: _Tag, states: Mapping[int, Part], optims: Mapping[int, Part]) -> int:
     """Compare the files that are there with the world the files themselves record."""
-    place = draft.place
     stage, worlds = None, []
     for part in optims.values():
         table = root(part.directory).get(STATE)
@@ -179,7 +178,7 @@ def _complete(draft: Draft, tag: _Tag, states: Mapping[int, Part], optims: Mappi
             ],
         )
     if missing:
-        draft.add({"missing_files": missing}, [_missing(place, missing, world)])
+        draft.add({"missing_files": missing}, [_missing(missing, world)])
     if tag.mps > 1:
         draft.findings.append(
             findings.finding(
@@ -198,12 +197,12 @@ def _lead(tag: _Tag) -> str:
     return match["lead"] if match is not None else "zero_pp_rank_"
 
 
-def _missing(place: Place, missing: list[str], world: int) -> Finding:
+def _missing(missing: list[str], world: int) -> Finding:
+    are = "is" if len(missing) == 1 else "are"
     return findings.finding(
         "rank-file-missing",
         missing[0],
-        f"{some(missing)} of {world} ranks {'is' if len(missing) == 1 else 'are'} not in {place.folder}: the weights "
-        "cannot be rebuilt",
+        f"{some(missing)} {are} not there: the parts of all {world} ranks are needed to put the weights together",
         "copy the rank's file here from the machine that wrote it",
         missing_files=missing,
     )

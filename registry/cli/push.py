@@ -165,8 +165,8 @@ def _one(artifacts: Sequence[Artifact], path: Path, kind: str | None, findings: 
     if here:
         raise UsageError(
             f"{shown(str(path))} holds several things that can be published",
-            why=", ".join(f"{a.relative} ({a.kind})" for a in here[:8]),
-            fix=f"registry push {shown(str(path))}/{shown(here[0].relative)} --name NAME, or --kind",
+            why=", ".join(f"{a.file or a.relative} ({a.kind})" for a in here[:8]),
+            fix=f"registry push {shown(str(path))}/{shown(here[0].file or here[0].relative)} --name NAME, or --kind",
         )
     raise RefusedError(
         f"{shown(str(path))} holds nothing that can be published",

@@ -9,6 +9,7 @@ import itertools
 import pickle
 import struct
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,46 @@ def zero(folder: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, **ho
     frozen = how.get("frozen") or {}
     tables = {name: torch.tensor(values[name], dtype=torch.float32).reshape(every[name]) for name in values}
     return {name: tensor.to(torch.bfloat16) if name in frozen else tensor for name, tensor in tables.items()}
+
+
+def zero_by_torch(folder: Path, held: Mapping[str, Any], *, world: int, stage: int) -> None:
+    """Write what DeepSpeed's engine writes of fp32 weights, with torch.save itself: one group, cut over the ranks."""
+    import torch  # noqa: PLC0415 - most users of this library do without
+
+    def padded(flat: Any, length: int) -> Any:
+        return torch.cat([flat, torch.zeros(length - flat.numel())])
+
+    place = folder / "global_step3"
+    place.mkdir(parents=True)
+    flats = [tensor.reshape(-1) for tensor in held.values()]
+    if stage == 3:
+        shares = [-(-flat.numel() // world) for flat in flats]
+        whole = [padded(flat, n * world).reshape(world, n) for flat, n in zip(flats, shares, strict=True)]
+        ranks_ = [torch.cat([tensor[rank] for tensor in whole]) for rank in range(world)]
+    else:
+        joined = torch.cat(flats)
+        share = -(-joined.numel() // (2 * world)) * 2
+        ranks_ = list(padded(joined, share * world).reshape(world, share).clone())
+    shapes = [OrderedDict((name, tensor.shape) for name, tensor in held.items())]
+    table: dict[str, Any] = {
+        "module": {},
+        "buffer_names": [],
+        "param_shapes": shapes,
+        "frozen_param_shapes": None,
+        "global_steps": 3,
+    }
+    table |= {"shared_params": {}, "dp_world_size": world, "mp_world_size": 1, "ds_version": "0.16.5"}
+    for rank, flat in enumerate(ranks_):
+        key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+        count = world if stage == 3 else [world]
+        optimizer = {"zero_stage": stage, "partition_count": count, key: [flat.clone()]}
+        slots = {"state": {0: {"exp_avg": torch.zeros(4)}}, "param_groups": [{"lr": 1e-4}]}
+        body = {"optimizer_state_dict": optimizer | {"base_optimizer_state": slots}, "ds_version": "0.16.5"}
+        torch.save(body, place / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        if stage == 3:
+            torch.save(table, place / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+    if stage != 3:
+        torch.save(table, place / "mp_rank_00_model_states.pt")
 
 
 def state(seed: int = 0, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Any]:
