@@ -23,13 +23,21 @@ def is_candidate(names: Collection[str]) -> bool:
 def lone_files(names: Collection[str]) -> list[str]:
     """Return the torch files of a folder that are checkpoints of their own, by names: Lightning's `epoch=3.ckpt`.
 
-    Where a config, an index or the name of a whole model makes the folder the artifact, none is.
+    Where an index, a pipeline or the weights of a whole model or adapter make the folder the artifact, none is.
     """
     lone = sorted(name for name in names if name.endswith(_LONE) and is_lone_name(name))
-    made = {*layout.ARTIFACT_CONFIGS, layout.ADAPTER_WEIGHTS, *layout.ADAPTER_PICKLES, layout.MODEL_WEIGHTS}
+    made = {layout.PIPELINE_CONFIG, layout.ADAPTER_WEIGHTS, *layout.ADAPTER_PICKLES, layout.MODEL_WEIGHTS}
     if not lone or made.intersection(names) or layout.is_sharded_state(names) or any(map(_of_a_model, names)):
         return []
+    if layout.ADAPTER_CONFIG in names and any(name.endswith(".safetensors") for name in names):
+        return []
     return lone
+
+
+def is_alone(names: Collection[str], lone: Collection[str]) -> bool:
+    """Return whether a folder may hold an artifact besides its lone files; the adapter's config is theirs."""
+    rest = set(names).difference(lone)
+    return is_candidate(rest - {layout.ADAPTER_CONFIG} if lone else rest)
 
 
 def is_lone_name(name: str) -> bool:

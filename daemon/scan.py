@@ -373,7 +373,7 @@ class Tree:
             if utf8(file) == file and not ignored(file, self._relative(node.path, file), self.ignore, directory=False)
         ]
         node.files = tuple(f"{node.path}/{file}" for file in lone)
-        node.named = checkpoint.is_candidate(names.difference(lone)) or (tag and alone)
+        node.named = checkpoint.is_alone(names, lone) or (tag and alone)
         self._decide(node)
         if above is not None:
             held = parts and not alone

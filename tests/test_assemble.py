@@ -224,3 +224,17 @@ def test_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = desk.root / "models/medical/v1"
     assert all((place / file["path"]).stat().st_size == file["size"] for file in done["files"])
     parts.same(loaded(place), wanted)
+
+
+@pytest.mark.parametrize("wrapper", ["_forward_module.", "module.", "model._orig_mod."])
+def test_wrappers_are_taken_off(tmp_path: Path, wrapper: str) -> None:
+    """What a strategy or compiler put in front of every name is taken off, as it is of a torch file; ties follow."""
+    shapes = {wrapper + name: shape for name, shape in parts.MODEL.items()}
+    shared = {f"{wrapper}lm_head.twin": f"{wrapper}model.norm.weight"}
+    folder = tmp_path / "epoch=1-step=20.ckpt"
+    held = parts.zero(folder, shapes, stage=2, tag="checkpoint", lead="bf16_", shared=shared)
+    (one,) = inspect(folder).artifacts
+    assert (one.facts["stripped_prefix"], one.facts["aliases"]) == (wrapper, {"lm_head.twin": "model.norm.weight"})
+    done = admit(one, name="run", run=RUN, policy=Policy())
+    staging.stage(done.files, tmp_path / "stage", transform=done.transform, made=done.made, inputs=done.inputs)
+    parts.same(loaded(tmp_path / "stage"), {name: held[wrapper + name] for name in parts.MODEL})

@@ -160,7 +160,13 @@ def test_the_watch_names_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "beside",
-    ["adapter_config.json", "model_index.json", "model.safetensors.index.json", "pytorch_model.bin", "__0_0.distcp"],
+    [
+        "adapter_model.safetensors",
+        "model_index.json",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "__0_0.distcp",
+    ],
 )
 def test_what_makes_the_folder_the_artifact(beside: str) -> None:
     """A config, an index or a whole model's file makes the folder one artifact; its torch files are none."""
@@ -202,3 +208,24 @@ def test_a_folder_of_several_is_not_guessed_at(tmp_path: Path, monkeypatch: pyte
     assert said.code == 2
     assert "step=1.ckpt" in said.err
     assert "step=2.ckpt" in said.err
+
+
+def test_each_holds_an_adapter(tmp_path: Path) -> None:
+    """Beside an adapter_config.json every file gives its own adapter, and the folder is nothing besides."""
+    bench = Bench(tmp_path, publish=("all",))
+    folder = bench.runs / "team/run"
+    builders.write_json(folder / "adapter_config.json", builders.lora_config())
+    made = []
+    for step in (1, 2):
+        lora = {k: torch.randn(s) for k, (_, s, _) in builders.lora_tensors().items()}
+        base = {f"base_model.model.{k}": v for k, v in parts.state(step).items()}
+        torch.save({"state_dict": lora | base, "global_step": step}, folder / f"step={step}.ckpt")
+        made.append(lora)
+    assert {Path(job.path).name for job in bench.settle()} == {"step=1.ckpt", "step=2.ckpt"}
+    bench.work()
+    for n, lora in enumerate(made, 1):
+        place = tmp_path / f"remote/models/team-run/v{n}"
+        assert (place / "adapter_config.json").exists()
+        parts.same(safetensors_torch.load_file(place / "adapter_model.safetensors"), lora)
+    assert set(bench.states().values()) == {"done"}
+    bench.catalog.close()

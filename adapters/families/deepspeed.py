@@ -17,6 +17,7 @@ from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.families import torch_files
 from weighbridge.adapters.families.zero_parts import STATE, Part, Planned, Rebuilt, rebuild, root, whole
 from weighbridge.adapters.formats import readers
+from weighbridge.adapters.formats.prefixes import strip
 from weighbridge.adapters.formats.protocol import BITS, FormatFault, Tensor, elements
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
@@ -81,6 +82,7 @@ def judge(place: Place) -> Draft:
         return draft
     mine = {rank: part for rank, part in optims.items() if rank < world}
     rebuilt = rebuild(states, mine, stage=draft.facts["zero_stage"] or 0)
+    rebuilt = _unwrapped(draft, rebuilt)
     place.reader.notes["zero", place.folder] = rebuilt
     if rebuilt.problem is not None:
         draft.findings.append(
@@ -93,6 +95,21 @@ def judge(place: Place) -> Draft:
     ranks = "1 rank" if world == 1 else f"{world} ranks"
     draft.facts["assembled_from"] = f"DeepSpeed ZeRO-{draft.facts['zero_stage']}, {ranks}, {place.path(chosen)}"
     return draft
+
+
+def _unwrapped(draft: Draft, rebuilt: Rebuilt) -> Rebuilt:
+    """Take the wrappers' segments off the names, as of any state: Lightning's `_forward_module.` is on all of them."""
+    stripped = strip([planned.name for planned in rebuilt.tensors])
+    names = stripped.names
+    if stripped.collisions or (not stripped.prefix and not stripped.inner and not stripped.others):
+        return rebuilt
+    draft.facts["stripped_prefix"] = stripped.prefix
+    if stripped.others:
+        draft.facts["other_entries"] = list(stripped.others)
+    kept = tuple(p._replace(name=names[p.name]) for p in rebuilt.tensors if p.name in names)
+    cut = len(stripped.prefix)
+    aliases = {name[cut:]: names[owner] for name, owner in rebuilt.aliases.items() if owner in names}
+    return rebuilt._replace(tensors=kept, aliases=aliases)
 
 
 def _tag(place: Place, name: str) -> _Tag:
