@@ -13,7 +13,9 @@ from weighbridge.daemon.scan import Tree
 from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.remotes.directory import open_directory
 from weighbridge_testlib import builders, parts
+from weighbridge_testlib import containers as c
 from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.containers import T
 from weighbridge_testlib.desk import Desk
 
 torch = pytest.importorskip("torch")
@@ -229,3 +231,17 @@ def test_each_holds_an_adapter(tmp_path: Path) -> None:
         parts.same(safetensors_torch.load_file(place / "adapter_model.safetensors"), lora)
     assert set(bench.states().values()) == {"done"}
     bench.catalog.close()
+
+
+def test_what_older_ones_say_of_themselves(tmp_path: Path) -> None:
+    """Up to Lightning 1.5 a callback's state stands under its class, which is never looked up."""
+    key = c.name("pytorch_lightning.callbacks.model_checkpoint", "ModelCheckpoint")
+    state = {"monitor": "Val/Acc", "current_score": T("F32", (), [0.75]), "best_model_path": "/home/x/last.ckpt"}
+    body = {
+        "state_dict": {"net.w": T("F32", (2, 2), 1.0)},
+        "callbacks": {key: state},
+        "pytorch-lightning_version": "1.4",
+    }
+    (tmp_path / "last.ckpt").write_bytes(c.torch_zip(body))
+    facts = inspect(tmp_path).facts
+    assert (facts["metrics"], facts["best_so_far"]) == ({"Val/Acc": 0.75}, True)

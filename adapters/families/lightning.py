@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Final
 
 from weighbridge.adapters import values
+from weighbridge.adapters.formats.inert import Symbol
 from weighbridge.adapters.formats.protocol import Directory, FormatFault, Tensor
 from weighbridge.adapters.formats.source import opened
 from weighbridge.adapters.formats.torch_bytes import blocks
@@ -25,8 +26,10 @@ def told(file: File, directory: Directory) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     root = directory.root if isinstance(directory.root, dict) else {}
     callbacks = root.get("callbacks")
-    for name, state in callbacks.items() if isinstance(callbacks, dict) else []:
-        if not isinstance(name, str) or not name.startswith(_CALLBACK) or not isinstance(state, dict):
+    for key, state in callbacks.items() if isinstance(callbacks, dict) else []:
+        # Up to Lightning 1.5 the key was the class itself.
+        name, kind = (key.full, key.name) if isinstance(key, Symbol) else (str(key), str(key))
+        if not kind.startswith(_CALLBACK) or not isinstance(state, dict):
             continue
         monitor = state.get("monitor")
         score = _score(file, directory, name, state)
