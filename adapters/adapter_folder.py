@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from weighbridge.adapters import audit, layout, model_folder, peft_config, riders, torch_weights, values, weights
+from weighbridge.adapters import audit, keys, layout, model_folder, peft_config, riders, torch_weights, values, weights
 from weighbridge.adapters.audit import Loaded
 from weighbridge.adapters.draft import Draft, read_json
-from weighbridge.adapters.families import pickled
+from weighbridge.adapters.families import assembled, pickled
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
+from weighbridge.adapters.origins import stream
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.weights import WeightSet
@@ -55,6 +56,8 @@ def judge(place: Place) -> Draft:
         copies = [file.path for file in pickles[1:]]
         if _pickle(draft, weights_file, config, peft_type):
             pickled.converted(draft, (weights_file.path,))
+    elif (other := assembled.probe(place, adapter=True)) is not None:
+        return _assembled(draft, other, config, peft_type)
     else:
         _no_weights(draft)
     side = _side_files(draft)
@@ -64,6 +67,25 @@ def judge(place: Place) -> Draft:
         copies=tuple(copies),
     )
     return draft
+
+
+def _assembled(draft: Draft, other: Draft, config: dict[str, Any] | None, peft_type: str) -> Draft:
+    """Judge an adapter whose weights lie in a whole wrapped model: rank files, pieces, a checkpoint of another name."""
+    assembled.take_in(draft, other)
+    mine = assembled.adapter(draft, config or {}) if config is not None else None
+    if mine is not None:
+        it = audit.load(mine, config or {}, draft.inputs[0], peft_type)
+        draft.add(*audit.judge(it))
+        draft.add(*riders.judge(it))
+        if sum(tensor.size for tensor in mine.values()) <= VALUES_LIMIT:
+            looked, found = _values(it, _numbers(draft, config or {}))
+            draft.add({"values_checked": True, **looked}, found)
+    return draft
+
+
+def _numbers(draft: Draft, config: dict[str, Any]) -> Iterator[tuple[str, values.Numbers]]:
+    for item in assembled.held(draft, config):
+        yield item.name, values.numbers_of(item.stored, stream(item.origin))
 
 
 def _weights_file(place: Place) -> File | None:
@@ -129,6 +151,9 @@ def _pickle(draft: Draft, file: File, config: dict[str, Any] | None, peft_type: 
         return False
     counted, draft.weights = weights.summary(held.tensors)
     draft.add({**counted, "foreign_globals": held.facts.get("foreign_globals", [])}, [])
+    if keys.is_torchtune(held.tensors):
+        draft.findings.append(audit.torchtune(file.path))
+        return False
     it = audit.load(held.tensors, config or {}, file.path, peft_type)
     draft.add(*audit.judge(it))
     draft.add(*riders.judge(it))
@@ -204,7 +229,7 @@ def _values(it: Loaded, look: Iterator[tuple[str, values.Numbers]]) -> audit.Che
                 tails.append((seen.zero_tail * shape[0] // it.tensors[name].size, shape[0]))
     except (OSError, FormatFault):
         return {}, []
-    found = model_folder.broken_values(it.subject, nan, inf)
+    found = values.broken(it.subject, nan, inf)
     facts: dict[str, Any] = {}
     if seconds:
         facts["nonzero_lora_b"] = len(tails)

@@ -64,6 +64,20 @@ def judge(it: Loaded) -> Checked:
     return facts, found
 
 
+def torchtune(subject: str) -> Finding:
+    """Return the finding for an adapter in torchtune's own form.
+
+    Its modules have other names than the base's, and for models with its own rotary embedding the rows of q and k stand
+    in another order; which models those are is not in the files (torchtune's `tune_to_peft_adapter_weights`).
+    """
+    return findings.finding(
+        "lora-dialect-torchtune",
+        subject,
+        f"{subject} holds an adapter in torchtune's own form (lora_a, lora_b): PEFT reads none of its names",
+        "save with torchtune's Hugging Face checkpointer, which writes adapter_model.safetensors in PEFT's form",
+    )
+
+
 # --------------------------------------------------------------------------------------------------------- the checks
 
 

@@ -3,10 +3,14 @@
 What is really in a folder is read later, by `structure.complete` (headers) and `inspect.inspect` (everything).
 """
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from weighbridge.adapters import layout, listing
+from weighbridge.adapters import layout, listing, plan
+
+_LONE: Final = (".ckpt", ".pt", ".pth", ".th")
 
 
 def is_candidate(names: Collection[str]) -> bool:
@@ -14,6 +18,72 @@ def is_candidate(names: Collection[str]) -> bool:
     return any(
         layout.is_weights_name(name) or name in layout.ARTIFACT_CONFIGS or name.endswith(".distcp") for name in names
     )
+
+
+def lone_files(names: Collection[str]) -> list[str]:
+    """Return the torch files of a folder that are checkpoints of their own, by names: Lightning's `epoch=3.ckpt`.
+
+    Where an index, a pipeline or the weights of a whole model or adapter make the folder the artifact, none is.
+    """
+    lone = sorted(name for name in names if name.endswith(_LONE) and is_lone_name(name))
+    made = {layout.PIPELINE_CONFIG, layout.ADAPTER_WEIGHTS, *layout.ADAPTER_PICKLES, layout.MODEL_WEIGHTS}
+    if not lone or made.intersection(names) or layout.is_sharded_state(names) or any(map(_of_a_model, names)):
+        return []
+    if layout.ADAPTER_CONFIG in names and any(name.endswith(".safetensors") for name in names):
+        return []
+    return lone
+
+
+def is_alone(names: Collection[str], lone: Collection[str]) -> bool:
+    """Return whether a folder may hold an artifact besides its lone files; the adapter's config is theirs."""
+    rest = set(names).difference(lone)
+    return is_candidate(rest - {layout.ADAPTER_CONFIG} if lone else rest)
+
+
+def is_lone_name(name: str) -> bool:
+    """Return whether a file may be a checkpoint of its own: a torch file that is no shard, rank file or byte part."""
+    return (
+        name.endswith(_LONE)
+        and layout.is_weights_name(name)
+        and not layout.is_in_progress(name)
+        and layout.byte_part(name) is None
+        and layout.shard_of(name) is None
+        and not layout.is_rank_like(name)
+    )
+
+
+def _of_a_model(name: str) -> bool:
+    return layout.is_weights_name(name) and (
+        name.endswith(".index.json") or layout.is_model_pickle(name) or layout.shard_of(name) is not None
+    )
+
+
+def is_tag_alone(name: str, above: str) -> bool:
+    """Return whether a DeepSpeed tag folder is a checkpoint of its own and not the weights of the folder above it.
+
+    `run/global_step100` is one; `checkpoint-100/global_step100` and `epoch=1.ckpt/checkpoint` are another tool's.
+    """
+    return layout.is_step_like(name) and not (layout.is_step_like(above) or above.endswith(".ckpt"))
+
+
+def papers_above(folder: str, own: Collection[str]) -> list[os.DirEntry[str]]:
+    """Return config, tokenizer and licence above a numbered checkpoint without any of its own: a DeepSpeed tag.
+
+    `own` are the names in the folder. Where the folder above holds weights, its papers belong to those.
+    """
+    configs = {layout.MODEL_CONFIG, layout.ADAPTER_CONFIG, layout.PIPELINE_CONFIG}
+    above, _, name = folder.rstrip("/").rpartition("/")
+    if not above or configs.intersection(own) or not layout.is_step_like(name):
+        return []
+    try:
+        with os.scandir(above) as entries:
+            found = [entry for entry in entries if entry.is_file()]
+    except OSError:
+        return []
+    names = {entry.name for entry in found}
+    if layout.MODEL_CONFIG not in names or is_candidate(names):
+        return []
+    return [e for e in found if plan.is_paper(e.name) and plan.role_of(e.name)[0] != plan.CARD_ROLE]
 
 
 def end_mark(names: Collection[str], folder: str = "") -> str | None:
@@ -82,6 +152,7 @@ def candidates(folders: Iterator[listing.Folder]) -> Iterator[listing.Folder]:
             or is_staging_name(name)
             or layout.is_resume_folder(name)
             or layout.is_rank_folder(name)
+            or layout.is_fsdp_folder(name)
             or (below_model and (layout.is_part_name(name) or _is_copy(names)))
             or (parent in pipelines and not layout.is_checkpoint_name(name))
         ):
@@ -92,7 +163,8 @@ def candidates(folders: Iterator[listing.Folder]) -> Iterator[listing.Folder]:
             models.add(folder.relative)
         if layout.PIPELINE_CONFIG in names:
             pipelines.add(folder.relative)
-        if forms or is_candidate(names) or any(layout.is_rank_folder(name) for name in folder.dirs):
+        parts = any(layout.is_rank_folder(name) or layout.is_fsdp_folder(name) for name in folder.dirs)
+        if forms or is_candidate(names) or parts:
             yield folder
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place, Unreadable
 from weighbridge.adapters.whole import counted, some
@@ -64,6 +65,10 @@ class Draft:
     """The one file that this is about, where a folder holds several such files."""
     convert: tuple[str, ...] = ()
     """Torch pickles among the weights: their tensors are published as safetensors."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """What would come out of weights in another form: rank files, pieces, a torch file of another tool."""
+    inputs: tuple[str, ...] = ()
+    """The files that `tensors` are put together from; none of them is published itself."""
 
     def add(self, facts: dict[str, Any], found: Iterable[Finding]) -> None:
         """Take in the result of one check; lists of paths and tensors grow, other facts of a later check win."""

@@ -4,21 +4,18 @@ Nothing is loaded and nothing is run: the readers say where each tensor's bytes 
 into new files, cut into shards on tensor bounds. What is left behind is listed with its size, never dropped silently.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from weighbridge.adapters import layout, torch_weights
-from weighbridge.adapters.families import deepspeed, pickled, zero_parts
-from weighbridge.adapters.formats import dcp
-from weighbridge.adapters.formats.protocol import BITS, FormatFault, Tensor, elements
-from weighbridge.adapters.formats.select import select
-from weighbridge.adapters.inspect import inspect
-from weighbridge.adapters.inspection import Inspection
-from weighbridge.adapters.listing import File, read_tree
-from weighbridge.adapters.origins import InFile, InPieces, InStretches, Origin, Stretch
+from weighbridge.adapters import items, layout, torch_weights, unwrap
+from weighbridge.adapters.families import deepspeed, distributed
+from weighbridge.adapters.inspect import goes_along, inspect
+from weighbridge.adapters.inspection import Artifact, Inspection
+from weighbridge.adapters.items import Item
+from weighbridge.adapters.listing import File, Tree, read_tree
 from weighbridge.adapters.reading import Place, Reader
-from weighbridge.adapters.torch_weights import Held
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
@@ -27,21 +24,6 @@ _NOT_NEEDED: Final = frozenset({"config-missing", "weights-ambiguous", "keys-wra
 """Findings that forbid to publish and not to take tensors out."""
 
 _SIDE_ROLES: Final = frozenset({"tokenizer", "config", "license"})
-
-
-class Item(NamedTuple):
-    """One tensor to be written: its name, dtype and shape there, where its bytes come from and in which dtype."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    origin: Origin
-    stored: str
-
-    @property
-    def size(self) -> int:
-        """Bytes as written."""
-        return elements(self.shape) * BITS[self.dtype] // 8
 
 
 class Extraction(NamedTuple):
@@ -81,13 +63,11 @@ def plan(path: Path, *, key: str | None = None, adapter: bool = False) -> Extrac
             fix=blocks[0].fix,
             findings=blocks,
         )
-    reader = Reader(read_tree(path))
+    reader = Reader(read_tree(path, (), goes_along))
     place = Place(reader, one.relative)
     kind = one.artifact.removeprefix("trainer-checkpoint+")
-    if kind == "deepspeed-zero":
-        made = _zero(place)
-    elif kind == "ckpt-dcp":
-        made = _distributed(place)
+    if not one.convert and (deepspeed.tags(place) or distributed.folders(place)):
+        made = _of(items.in_parts(place))
     else:
         files = [reader.tree.files[p] for p in one.convert] or _torch_files(place, one.file)
         if not files:
@@ -96,7 +76,8 @@ def plan(path: Path, *, key: str | None = None, adapter: bool = False) -> Extrac
                 why=f"it holds {one.artifact}; its weights are no torch pickles",
                 fix=f"registry push {shown(str(path))}",
             )
-        made = _files(files, reader, key=key, whole_names=kind in {"full-model", "quantized", "adapter", "peft-other"})
+        whole_names = kind in {"full-model", "quantized", "adapter", "peft-other"}
+        made = _of(items.torch_files(files, reader, key=key, whole_names=whole_names))
     beside = {
         f.path.rpartition("/")[2]: reader.tree.files[f.path].source
         for f in one.files
@@ -105,8 +86,48 @@ def plan(path: Path, *, key: str | None = None, adapter: bool = False) -> Extrac
     made = made._replace(beside=beside, findings=[f for f in one.findings if f.severity != "block"])
     mine, others = torch_weights.lora_split([item.name for item in made.items])
     if adapter or (mine and not others):
-        return _adapter(made, path)
+        return _adapter(made, shown(str(path)), _config(beside.get(layout.ADAPTER_CONFIG)))
     return made._replace(artifact="adapter", stem="adapter_model") if one.kind == "adapter" and mine else made
+
+
+def published(artifact: Artifact) -> Extraction:
+    """Return how the weights of an artifact come out that is published as what its `inputs` amount to.
+
+    Raises OSError, RefusedError where they cannot be put together (any more).
+    """
+    inside = "" if artifact.relative == "." else artifact.relative + "/"
+    inputs = {path.removeprefix(inside) for path in artifact.inputs}
+    whole = read_tree(artifact.root)
+    # Nothing but the inputs that were judged: another tag, another file beside them is somebody else's.
+    tree = Tree(whole.root, {path: file for path, file in whole.files.items() if path in inputs}, whole.folders)
+    made = _of(items.in_parts(Place(Reader(tree, averaged=artifact.prefer_averaged), ".")))
+    if artifact.kind != "adapter":
+        return made
+    config = None if artifact.config is None else str(Path(artifact.root, artifact.config.removeprefix(inside)))
+    return _adapter(made, artifact.root, _config(config))
+
+
+def _of(found: items.Found) -> Extraction:
+    return Extraction(
+        artifact="model",
+        items=found.items,
+        stem="model",
+        prefix=found.prefix,
+        aliases=found.aliases,
+        dropped=found.dropped,
+        beside={},
+        findings=[],
+        weights_key=found.weights_key,
+        sets=found.sets,
+    )
+
+
+def _config(source: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(Path(source).read_bytes()) if source is not None else None
+    except (OSError, ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
 
 
 def _one(found: Inspection, path: Path) -> Any:
@@ -141,140 +162,31 @@ def _torch_files(place: Place, alone: str | None) -> list[File]:
     ][:1]
 
 
-# ------------------------------------------------------------------------------------------------------------ the kinds
-
-
-def _files(files: Sequence[File], reader: Reader, *, key: str | None, whole_names: bool) -> Extraction:
-    items: list[Item] = []
-    aliases: dict[str, str] = {}
-    dropped: dict[str, int] = {}
-    prefix: str = ""
-    weights_key: str | None = None
-    sets: tuple[str, ...] = ()
-    for file in files:
-        held = torch_weights.read(file, reader, key=key, whole_names=whole_names and key is None)
-        _usable(file, held)
-        assert held.selection is not None
-        items += [_item(t, InFile(file.source, t, held.big_endian)) for t in held.places]
-        aliases |= held.selection.aliases
-        prefix = held.selection.stripped.prefix
-        weights_key, sets = held.selection.weights_key, held.selection.weight_sets
-        dropped |= _dropped(held)
-    return Extraction("model", tuple(items), "model", prefix, aliases, dropped, {}, [], weights_key, sets)
-
-
-def _usable(file: File, held: Held) -> None:
-    found = [f for f in held.findings if f.severity == "block" and f.code != "keys-wrapped"]
-    if found or not held.tensors:
-        why = found[0].message if found else f"{file.path} holds no weights"
-        fix = found[0].fix if found else None
-        raise errors.RefusedError(f"no weights are taken out of {file.path}", why=why, fix=fix, findings=found)
-
-
-def _item(tensor: Tensor, origin: Origin) -> Item:
-    return Item(tensor.name, tensor.dtype, tensor.shape, origin, tensor.dtype)
-
-
-def _dropped(held: Held) -> dict[str, int]:
-    """Return every entry of a torch file that is left behind, with its bytes of tensors."""
-    assert held.directory is not None
-    assert held.selection is not None
-    sizes = {entry.name: entry.nbytes for entry in held.directory.entries}
-    table = {name: sizes.get(name, 0) for name in held.selection.dropped_top_keys}
-    loose = {t.name: t.nbytes for t in held.selection.tensors}
-    return table | {name: loose.get(name, 0) for name in held.selection.stripped.others}
-
-
-def _zero(place: Place) -> Extraction:
-    deepspeed.judge(place)
-    rebuilt = place.reader.notes.get(("zero", place.folder))
-    if not isinstance(rebuilt, zero_parts.Rebuilt) or rebuilt.problem:
-        raise errors.RefusedError(f"no weights are taken out of {place.folder}", why="its rank files do not fit")
-    files = place.reader.tree.files
-    items = [
-        Item(
-            planned.name,
-            planned.dtype,
-            planned.shape,
-            InStretches(
-                tuple(
-                    Stretch(files[s.file].source, s.offset, s.length, BITS[planned.dtype] // 8 if s.big_endian else 1)
-                    for s in planned.stretches
-                )
-            ),
-            planned.dtype,
-        )
-        for planned in rebuilt.tensors
-    ]
-    return Extraction("model", tuple(items), "model", "", rebuilt.aliases, {}, {}, [])
-
-
-def _distributed(place: Place) -> Extraction:
-    folder = Path(place.reader.tree.folders[place.folder].path)
-    try:
-        loaded = dcp.load(folder)
-    except FormatFault as error:
-        raise errors.RefusedError(f"no weights are taken out of {place.folder}", why=error.message) from error
-    chosen = select(loaded.directory)
-    way = tuple(chosen.weights_key.split("/")) if chosen.weights_key else ()
-    whole = {
-        ".".join((*t.group[len(way) :], t.name)): name
-        for t, name in zip(loaded.directory.tensors, loaded.chunks, strict=True)
-        if t.group[: len(way)] == way
-    }
-    items: list[Item] = []
-    for tensor in chosen.tensors:
-        name = chosen.stripped.names.get(tensor.name)
-        if name is None or name in chosen.aliases:
-            continue
-        chunks = loaded.chunks[whole[tensor.name]]
-        items.append(_item(tensor._replace(name=name), InPieces(str(folder), tensor.shape, tensor.dtype, chunks)))
-    sizes: dict[str, int] = {}
-    for t in loaded.directory.tensors:
-        top = t.group[0] if t.group else t.name
-        sizes[top] = sizes.get(top, 0) + t.nbytes
-    dropped = {name: sizes.get(name, 0) for name in chosen.dropped_top_keys}
-    if way:
-        dropped |= {name: size for name, size in sizes.items() if name != way[0]}
-    return Extraction(
-        "model", tuple(items), "model", chosen.stripped.prefix, chosen.aliases, dropped, {}, [], chosen.weights_key
-    )
-
-
-def _adapter(made: Extraction, path: Path) -> Extraction:
+def _adapter(made: Extraction, subject: str, config: Mapping[str, Any]) -> Extraction:
     """Keep the adapter weights of a checkpoint, under the names PEFT gives them in a file of their own."""
-    mine, others = torch_weights.lora_split([item.name for item in made.items])
-    if not mine:
-        raise errors.UsageError(
-            f"{shown(str(path))} holds no adapter weights", fix="leave --adapter away: the model's weights come out"
-        )
-    kept = set(mine)
-    items = tuple(item._replace(name=torch_weights.canonical(item.name)) for item in made.items if item.name in kept)
-    names = {item.name for item in items}
-    if len(names) != len(items):
+    found = unwrap.unwrap([item.name for item in made.items], config)
+    if found.problem is not None:
         raise errors.RefusedError(
-            f"no adapter is taken out of {shown(str(path))}",
-            why="two of its tensors would have the same name in PEFT's form: it holds several adapters",
+            f"no adapter is taken out of {subject}",
+            why=found.problem,
             fix="save the one that is meant with save_pretrained",
         )
-    base = sum(item.size for item in made.items if item.name not in kept)
+    if not found.names:
+        raise errors.UsageError(
+            f"{subject} holds no adapter weights", fix="leave --adapter away: the model's weights come out"
+        )
+    taken = tuple(item._replace(name=found.names[item.name]) for item in made.items if item.name in found.names)
+    others = [item for item in made.items if item.name not in found.names]
+    base = sum(item.size for item in others)
     dropped = {**made.dropped, f"{len(others)} tensors of the base": base} if others else made.dropped
-    return made._replace(artifact="adapter", items=items, stem="adapter_model", dropped=dropped)
+    return made._replace(artifact="adapter", items=taken, stem="adapter_model", dropped=dropped)
 
 
-def single(file: File, reader: Reader, *, model: bool) -> tuple[Item, ...]:
-    """Return the tensors of one torch file that is published as one safetensors file."""
-    held = pickled.held(file, reader) if model else torch_weights.read(file, reader)
-    if held is None or not held.sound:
-        raise errors.RefusedError(f"{file.path} cannot be converted", why="not all of its tensors can be stored")
-    return tuple(_item(t, InFile(file.source, t, held.big_endian)) for t in held.places)
-
-
-def shards(items: Sequence[Item], limit: int) -> list[list[Item]]:
+def shards(held: Sequence[Item], limit: int) -> list[list[Item]]:
     """Return the tensors in shards of at most `limit` bytes, cut between tensors; a larger tensor has its own."""
     parts: list[list[Item]] = []
     size = 0
-    for item in items:
+    for item in held:
         if not parts or (size + item.size > limit and size):
             parts.append([])
             size = 0

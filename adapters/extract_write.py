@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import extract, layers, layout
-from weighbridge.adapters.extract import Extraction, Item
+from weighbridge.adapters.extract import Extraction
 from weighbridge.adapters.formats import safetensors_writer as writer
 from weighbridge.adapters.formats.protocol import FormatFault
+from weighbridge.adapters.items import Item
 from weighbridge.adapters.origins import stream
+from weighbridge.adapters.tally import Tally
 from weighbridge.registry import disk, errors, shell
 from weighbridge.registry.refs import shown
 
@@ -43,9 +45,10 @@ class Report(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A safetensors file that is made while it is written."""
+    """A safetensors file that is made while it is written; a tally takes note of the values that pass."""
 
     items: tuple[Item, ...]
+    tally: Tally | None = None
 
     @property
     def size(self) -> int:
@@ -53,8 +56,10 @@ class Content(NamedTuple):
         return len(_header(self.items)) + sum(item.size for item in self.items)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the file. Raises OSError, FormatFault."""
-        return content(self.items)
+        """Yield the file. Raises OSError, FormatFault, and RefusedError for values that cannot be right."""
+        yield from content(self.items, tally=self.tally)
+        if self.tally is not None:
+            self.tally.stop()
 
     def digests(self) -> list[tuple[str, str, tuple[int, ...], str]]:
         """Return (name, dtype, shape, sha256 of the bytes) of every tensor. Raises OSError, FormatFault."""
@@ -65,6 +70,24 @@ class Content(NamedTuple):
                 digest.update(part)
             table.append((item.name, item.dtype, item.shape, digest.hexdigest()))
         return table
+
+
+def contents(
+    made: Extraction, subject: str, *, allowed: Iterable[str] = (), limit: int = SHARD
+) -> tuple[dict[str, Content], bytes | None]:
+    """Return the weights files of an extraction by name, and the index of several; values are looked at on the way.
+
+    `subject` names what they are made from; findings whose codes are `allowed` stop nothing.
+    """
+    tally = Tally(subject, (item.name for item in made.items), allowed=allowed)
+    parts = extract.shards(sorted(made.items, key=_natural), limit)
+    names = extract.names_of(parts, made.stem)
+    files = {name: converted(part, tally) for name, part in zip(names, parts, strict=True)}
+    return files, _listing(parts, names) if len(parts) > 1 else None
+
+
+def _listing(parts: Sequence[Sequence[Item]], names: Sequence[str]) -> bytes:
+    return json.dumps(extract.index(parts, names), indent=2).encode() + b"\n"
 
 
 def with_dtype(made: Extraction, dtype: str | None, keep: Iterable[str] = ()) -> Extraction:
@@ -111,8 +134,7 @@ def write(made: Extraction, target: Path, *, shard_size: int = SHARD, progress: 
                 ordered = sorted(part, key=lambda item: order[item.name])
                 written.append(_file(place / name, content(ordered, counter), progress))
             if len(parts) > 1:
-                listing = json.dumps(extract.index(parts, names), indent=2).encode() + b"\n"
-                written.append(_file(place / f"{made.stem}.safetensors.index.json", [listing], None))
+                written.append(_file(place / f"{made.stem}.safetensors.index.json", [_listing(parts, names)], None))
             for name, source in sorted(made.beside.items()):
                 if not (place / name).exists() and not layout.is_weights_name(name):
                     written.append(_file(place / name, _copy(Path(source)), None))
@@ -139,12 +161,12 @@ def _natural(item: Item) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in item.name.split(".")]
 
 
-def content(items: Sequence[Item], counter: Any = None) -> Iterator[bytes]:
+def content(items: Sequence[Item], counter: Any = None, tally: Tally | None = None) -> Iterator[bytes]:
     """Yield a safetensors file of some tensors, which must be in their order. Raises OSError, FormatFault."""
     yield _header(items)
     for item in items:
         size = 0
-        parts = stream(item.origin)
+        parts = stream(item.origin) if tally is None else tally.passing(item)
         if item.dtype != item.stored:
             parts = _cast("blocks")(parts, item.stored, item.dtype, counter or _cast("Counter")())
         for part in parts:
@@ -158,11 +180,11 @@ def _header(items: Sequence[Item]) -> bytes:
     return writer.header([writer.Entry(item.name, item.dtype, item.shape) for item in items])
 
 
-def converted(items: Iterable[Item]) -> Content:
-    """Return one torch file's tensors as the safetensors file they are published as."""
+def converted(items: Iterable[Item], tally: Tally | None = None) -> Content:
+    """Return some tensors as the safetensors file they are published as."""
     by_name = {item.name: item for item in items}
     ordered = writer.ordered(writer.Entry(i.name, i.dtype, i.shape) for i in by_name.values())
-    return Content(tuple(by_name[entry.name] for entry in ordered))
+    return Content(tuple(by_name[entry.name] for entry in ordered), tally)
 
 
 def _cast(name: str) -> Any:

@@ -23,6 +23,7 @@ from weighbridge.adapters import (
 )
 from weighbridge.adapters.draft import WAITABLE, Draft
 from weighbridge.adapters.families import (
+    assembled,
     deepspeed,
     distributed,
     foreign,
@@ -52,20 +53,22 @@ def inspect(
     caches: Sequence[Path] = (),
     alone: bool = False,
     values: int = VALUES_LIMIT,
+    prefer_averaged: bool = False,
 ) -> Inspection:
     """Return what a folder, or a single file, holds.
 
     `ignore` are patterns of the watch rule; `caches` Hub caches that may hold bases, for their licences. With `alone`
     only the artifacts of the folder itself are judged, and those in folders below count as somebody else's. The values
     of a whole model of up to `values` bytes are looked at; whoever stages it next passes 0, for staging looks at all.
-    Raises OSError when the path is gone or cannot be listed.
+    With `prefer_averaged` a running average counts as the weights where a checkpoint holds both. Raises OSError when
+    the path is gone or cannot be listed.
     """
-    tree = listing.read_tree(path, ignore)
-    reader = Reader(tree, values)
+    tree = _with_papers(listing.read_tree(path, ignore, goes_along), path)
+    reader = Reader(tree, values, averaged=prefer_averaged)
     folders = checkpoint.without_slices(list(checkpoint.candidates(iter(tree.folders.values()))))
     if alone:
         tree = _without(tree, [f.relative for f in folders if f.relative != "."])
-        reader = Reader(tree, values)
+        reader = Reader(tree, values, averaged=prefer_averaged)
         folders = [f for f in folders if f.relative == "."]
     drafts = _drafts(reader, path, folders)
     staging = runs.staging(tree)
@@ -76,6 +79,20 @@ def inspect(
     for draft, own in judged:
         _finish(draft, own, caches)
     return runs.assemble(os.fspath(path), reader, judged, files, staging)
+
+
+def goes_along(own: str, name: str) -> bool:
+    """Return whether a file beside a single torch file belongs to it: its config, tokenizer and papers."""
+    return checkpoint.is_lone_name(own) and plan.is_paper(name)
+
+
+def _with_papers(tree: listing.Tree, path: Path) -> listing.Tree:
+    """Return a tree with the papers of the folder above, where its weights are in parts and it has none itself."""
+    in_parts = any(layout.is_rank_name(f.name) or distributed.is_piece(f.name) for f in tree.files.values())
+    if path.is_file() or not in_parts:
+        return tree
+    folder = os.path.abspath(path)  # noqa: PTH100 - `.` has a folder above, too
+    return listing.with_files(tree, checkpoint.papers_above(folder, tree.folders["."].names))
 
 
 def _without(tree: listing.Tree, below: Sequence[str]) -> listing.Tree:
@@ -126,7 +143,7 @@ _BY_PLACE: Final[dict[str, Callable[[Place], Draft]]] = {
     "model": model_folder.judge,
     "pipeline": pipeline.judge,
     "megatron": ranks.judge_megatron,
-    "distributed": distributed.judge,
+    "distributed": lambda place: assembled.alone(distributed.judge(place)),
 }
 _BY_FILE: Final[dict[str, Callable[[recognise.Part, Place, bool], Draft]]] = {
     "torch": lambda part, place, several: torch_files.judge(place, part.files[0], several=several),
@@ -161,7 +178,8 @@ def _zero_folders(reader: Reader, holders: Sequence[str]) -> list[Draft]:
             continue
         prefix = "" if relative == "." else relative + "/"
         if not any(holder.startswith(prefix) for holder in holders if holder != "."):
-            drafts.append(deepspeed.judge(place))
+            configured = layout.MODEL_CONFIG in place.names
+            drafts.append(model_folder.judge(place) if configured else assembled.alone(deepspeed.judge(place)))
     return drafts
 
 

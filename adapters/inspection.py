@@ -50,8 +50,20 @@ class Artifact(Value, frozen=True):
     convert: list[str] = msgspec.field(default_factory=list)
     """Torch pickles among the files that would be published: their tensors are, as safetensors."""
 
+    inputs: list[str] = msgspec.field(default_factory=list)
+    """Files whose tensors are put together and published as safetensors; none of them is published itself."""
+
+    prefer_averaged: bool = False
+    """A running average was asked for where a checkpoint holds it beside the raw weights."""
+
     sources: dict[str, str] = msgspec.field(default_factory=dict)
     """Files whose bytes lie elsewhere than under `root` (a Hub cache written without links), with the real place."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that would be published; what is put together counts with its tensors."""
+        listed = sum(file.size for file in self.files if file.publish)
+        return listed + (self.weights.bytes if self.inputs and self.weights is not None else 0)
 
 
 class Inspection(Value, frozen=True):

@@ -23,7 +23,7 @@ WRAPPERS: Final = (
 """Segments that torch's wrappers put anywhere into a name."""
 
 _LORA = re.compile(
-    r"(?:(?P<module>.*)\.)?(?P<part>lora_(?:A|B|E|ranknum|embedding_A|embedding_B|magnitude_vector|bias))(?:\.(?P<rest>.+))?"
+    r"(?:(?P<module>.*)\.)?(?P<part>lora_(?:A|B|a(?=\.weight$)|b(?=\.weight$)|E|ranknum|embedding_A|embedding_B|magnitude_vector|bias))(?:\.(?P<rest>.+))?"
 )
 _TOKENS = re.compile(r"(?:(?P<module>.*)\.)?(?:token_adapter\.)?trainable_tokens_(?:delta|original)(?:\.(?P<rest>.+))?")
 _TAILS: Final = frozenset({"weight", "bias"})
@@ -104,6 +104,11 @@ def parameter_prefix(peft_type: str) -> str:
 def is_lora(names: Iterable[str]) -> bool:
     """Return whether some keys look like a LoRA of PEFT's making."""
     return any(".lora_A." in f".{name}." or "lora_embedding_A" in name for name in names)
+
+
+def is_torchtune(names: Iterable[str]) -> bool:
+    """Return whether some keys are those of a LoRA in torchtune's own form: `layers.0.attn.q_proj.lora_a.weight`."""
+    return any(name.endswith((".lora_a.weight", ".lora_b.weight")) for name in names)
 
 
 def matches(pattern: str, module: str) -> bool | None:

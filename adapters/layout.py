@@ -28,6 +28,12 @@ _TRAINER_NAMES: Final = frozenset(
     {"optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state.pth", "training_args.bin", "latest"}
 )
 _STEP = re.compile(r"(?:checkpoint|ckpt|step|iter|global_step)[-_=]?0*([0-9]{1,18})", re.IGNORECASE)
+_STEP_LIKE = re.compile(
+    r"(?:checkpoint|ckpt|step|steps|iter|iteration|epoch|global_step|samples|tokens)[-_=.]?\d.*"
+    r"|.*[-_](?:step|epoch|ckpt|iter)[-_=]?\d+"
+    r"|(?:epoch|step)=.*",
+    re.IGNORECASE,
+)
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,18})")
 _SHARD = re.compile(r"(?P<stem>.+?)[-_](?P<i>[0-9]{1,6})-of-(?P<n>[0-9]{1,6})\.(?P<suffix>safetensors|bin|gguf|pt|pth)")
 _STAGING = re.compile(
@@ -47,10 +53,21 @@ _SLICE = re.compile(r"shard-(?P<rank>[0-9]{5})-(?P<rest>model-[0-9]{5}-of-[0-9]{
 """A rank's part of each tensor (torch.distributed.checkpoint: HuggingFaceStorageWriter with save_distributed)."""
 
 _RANK_FOLDER = re.compile(r"mp_rank_[0-9]{2,3}(?:_[0-9]{3}){0,2}")
+_FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_[0-9]{1,3}")
+_RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_[0-9]{1,6}_mp_rank_[0-9]{1,6}_(?:optim|model)_states\.pt")
+_AVERAGED = re.compile(r"(?P<lead>|.*[-_.])(?:ema|swa|averaged?|polyak)(?P<tail>(?:[-_.].*)?)", re.IGNORECASE)
 _BYTE_PART = re.compile(
     r"(?P<whole>.+\.(?:gguf|safetensors|bin|pt|pth|ckpt|onnx))(?P<mark>\.part-?|-split-|\.split-?|\.)"
     r"(?P<i>[0-9]{1,4}|[a-z]{1,3})(?:of(?P<n>[0-9]{1,4}))?"
 )
+
+RANK_NAMES: Final = (
+    re.compile(r"(?P<lead>.*world_size_(?P<n>[0-9]{1,6})_rank_)(?P<i>[0-9]{1,6})(?P<tail>\.(?:pt|pth|bin|ckpt))"),
+    re.compile(r"(?P<lead>.*?rank[-_]?)(?P<i>[0-9]{1,6})(?P<mid>[-_]?of[-_]?)(?P<n>[0-9]{1,6})(?P<tail>.*\.(?:pt|pth|bin|ckpt))"),
+    re.compile(r"(?P<lead>consolidated\.)(?P<i>[0-9]{2,3})(?P<tail>\.(?:pt|pth))"),
+    re.compile(r"(?P<lead>(?:.*[-_.])?(?:mp|tp|pp|dp|ep|model|shard|global)?[-_]?rank[-_]?)(?P<i>[0-9]{1,6})(?P<tail>(?:[-_].*)?\.(?:pt|pth|bin|ckpt))"),
+)  # fmt: skip
+"""How the names of files count ranks."""
 
 _RESUME_NAMES: Final = frozenset(
     {
@@ -154,6 +171,35 @@ def slice_of(name: str) -> tuple[int, str] | None:
     return (int(match["rank"]), match["rest"]) if match else None
 
 
+def is_fsdp_folder(name: str) -> bool:
+    """Return whether accelerate names the folder of a model's pieces like this, inside a checkpoint's folder."""
+    return _FSDP_FOLDER.fullmatch(name) is not None
+
+
+def is_rank_like(name: str) -> bool:
+    """Return whether a torch file's name counts ranks: `consolidated.00.pth`, `model_rank_3.pt`."""
+    return any(pattern.fullmatch(name) for pattern in RANK_NAMES)
+
+
+def is_rank_name(name: str) -> bool:
+    """Return whether DeepSpeed names one rank's part of the weights like this."""
+    return _RANK_FILE.fullmatch(name) is not None
+
+
+def is_averaged(name: str) -> bool:
+    """Return whether a file or folder holds a running average of weights, by its name: `model_ema.pt`, `unet-swa`."""
+    return raw_of(name) is not None
+
+
+def raw_of(name: str) -> str | None:
+    """Return the name of the file or folder whose average this is by its name, None where it is none."""
+    match = _AVERAGED.fullmatch(name)
+    if match is None:
+        return None
+    lead, tail = match["lead"], match["tail"]
+    return f"{lead[:-1]}{tail}" if lead else tail.lstrip("-_.")
+
+
 def is_form_name(name: str) -> bool:
     """Return whether a folder of this name inside a whole model holds the same model in another form."""
     return name.lower() in _OTHER_FORMS
@@ -178,6 +224,11 @@ def step_of(name: str) -> int | None:
     """Return the step a folder's name tells: 280 for `checkpoint-280`, 10 for `iter_0000010`."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def is_step_like(name: str) -> bool:
+    """Return whether a folder's name is that of a checkpoint of a run rather than of a run."""
+    return step_of(name) is not None or _STEP_LIKE.fullmatch(name) is not None
 
 
 def is_checkpoint_name(name: str) -> bool:

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from operator import attrgetter
 from pathlib import Path
@@ -152,16 +152,18 @@ class Tree(NamedTuple):
         return {path: file for path, file in self.files.items() if path.startswith(prefix)}
 
 
-def read_tree(root: Path | str, ignore: Sequence[str] = ()) -> Tree:
+def read_tree(
+    root: Path | str, ignore: Sequence[str] = (), beside: Callable[[str, str], bool] = lambda _own, _name: False
+) -> Tree:
     """Return every file under a root with its size, hidden folders included. Raises OSError when the root is gone.
 
-    A root that is a file gives a tree of that file alone.
+    A root that is a file gives a tree of that file, and of the files of its folder that `beside` wants with it.
 
     The blob store of a Hub cache is left out: its bytes are counted through the links of the snapshot. A copy made
     without symbolic links holds the target's path as text; inside a snapshot such a text is followed like a link.
     """
     if not os.path.isdir(root) and os.path.lexists(root):  # noqa: PTH112 - plain strings, as in the walk
-        return _lone(Path(root))
+        return _lone(Path(root), beside)
     files: dict[str, File] = {}
     folders: dict[str, Folder] = {}
     stores: set[str] = set()
@@ -181,14 +183,23 @@ def read_tree(root: Path | str, ignore: Sequence[str] = ()) -> Tree:
     return Tree(os.fspath(root), files, folders)
 
 
-def _lone(path: Path) -> Tree:
+def with_files(tree: Tree, entries: Sequence[os.DirEntry[str]]) -> Tree:
+    """Return a tree that holds some files of another folder as well, as if they lay in its root."""
+    root = tree.folders["."]
+    added = {e.name: file for e in entries if e.name not in tree.files and (file := _file(e, e.name)) is not None}
+    more = tuple(entry for entry in entries if entry.name in added)
+    folders = {**tree.folders, ".": root._replace(files=(*root.files, *more))}
+    return tree._replace(files={**tree.files, **added}, folders=folders)
+
+
+def _lone(path: Path, beside: Callable[[str, str], bool]) -> Tree:
     with os.scandir(path.parent) as entries:
-        entry = next((e for e in entries if e.name == path.name), None)
-    file = _file(entry, entry.name) if entry is not None else None
-    if entry is None or file is None:
+        taken = [e for e in entries if e.name == path.name or beside(path.name, e.name)]
+    files = {entry.name: file for entry in taken if (file := _file(entry, entry.name)) is not None}
+    if path.name not in files:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    folder = Folder(str(path.parent), ".", (), (entry,))
-    return Tree(str(path.parent), {file.path: file}, {".": folder})
+    folder = Folder(str(path.parent), ".", (), tuple(entry for entry in taken if entry.name in files))
+    return Tree(str(path.parent), files, {".": folder})
 
 
 def _in_progress(name: str) -> bool:

@@ -7,14 +7,14 @@ import msgspec
 
 from weighbridge.adapters import fit, layout, packed_weights, quantization, shards, torch_weights, values, weights
 from weighbridge.adapters.draft import Draft, read_json
-from weighbridge.adapters.families import foreign, pickled
+from weighbridge.adapters.families import assembled, foreign, pickled
 from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import VALUES_LIMIT, Place
 from weighbridge.adapters.weights import WeightSet
-from weighbridge.adapters.whole import counted, file_findings, some
+from weighbridge.adapters.whole import file_findings, some
 from weighbridge.registry import findings
 
 _FOREIGN: Final = (".h5", ".msgpack", ".ot", ".onnx", ".tflite")
@@ -36,6 +36,8 @@ def judge(place: Place) -> Draft:
         found = pickled.weight_set(place)
     if found is not None:
         _take_in(draft, found, packing, from_pickles=from_pickles)
+    elif (other := assembled.probe(place)) is not None:
+        return _assembled(draft, other, config, packing)
     else:
         _no_weights(draft)
     if config is None and layout.MODEL_CONFIG not in place.names and (found is not None or pickles):
@@ -68,6 +70,32 @@ def judge(place: Place) -> Draft:
         copies=tuple(copies),
         stale=found.stale if found is not None else (),
     )
+    return draft
+
+
+def _assembled(
+    draft: Draft, other: Draft, config: dict[str, Any] | None, packing: quantization.Quantization | None
+) -> Draft:
+    """Judge a model whose weights lie in rank files or pieces, beside its config."""
+    assembled.take_in(draft, other)
+    draft.artifact = other.artifact
+    mine, _ = torch_weights.lora_split(draft.tensors)
+    if mine:
+        return assembled.alone(_kindless(draft))
+    if draft.inputs and draft.weights is not None and config is not None and draft.config_path is not None:
+        draft.add(*fit.judge(config, draft.tensors, packing, draft.config_path))
+        draft.add(*fit.required(config, draft.tensors, draft.config_path))
+        draft.weights = msgspec.structs.replace(draft.weights, architecture=draft.facts.get("architecture"))
+        draft.findings.append(assembled.told(draft))
+        assembled.values(draft)
+    draft.needs_code = bool((config or {}).get("auto_map"))
+    _generation(draft)
+    _tokenizer(draft)
+    return draft
+
+
+def _kindless(draft: Draft) -> Draft:
+    draft.kind = None
     return draft
 
 
@@ -164,25 +192,7 @@ def look_at_values(draft: Draft, found: WeightSet) -> None:
                     inf[name] = seen.inf
         except (OSError, FormatFault):
             return
-    draft.findings.extend(broken_values(found.files[0], nan, inf))
-
-
-def broken_values(subject: str, nan: dict[str, int], inf: dict[str, int]) -> list[Any]:
-    """Return the finding for NaN and infinities, none where there are none."""
-    if not nan and not inf:
-        return []
-    data: dict[str, Any] = ({"nan": nan} if nan else {}) | ({"inf": inf} if inf else {})
-    names = sorted({*nan, *inf})
-    return [
-        findings.finding(
-            "values-nan",
-            subject,
-            f"{counted(len(names), 'tensor')} with NaN or infinities ({some(names)}): {sum(nan.values())} NaN, "
-            f"{sum(inf.values())} infinite",
-            "publish an earlier checkpoint; the training has diverged",
-            **data,
-        )
-    ]
+    draft.findings.extend(values.broken(found.files[0], nan, inf))
 
 
 def _compare(draft: Draft, found: WeightSet, lying: list[File]) -> None:

@@ -10,8 +10,11 @@ from weighbridge.adapters.formats.protocol import BITS, FormatFault, Tensor, ele
 from weighbridge.adapters.formats.source import opened
 from weighbridge.adapters.formats.torch_bytes import BLOCK, blocks, turned
 
-PIECES_LIMIT: Final = 1 << 30
-"""Bytes of a tensor whose pieces must be put together in memory: those cut across its rows."""
+BAND: Final = 64 << 20
+"""Bytes of a tensor that are put together at once where its pieces are cut across its rows."""
+
+ROW_LIMIT: Final = 1 << 30
+"""Bytes of a row beyond which such a tensor is not put together: a band is never less than a row."""
 
 
 class InFile(NamedTuple):
@@ -56,12 +59,13 @@ def stream(origin: Origin) -> Iterator[bytes]:
             yield from blocks(source, origin.tensor, big_endian=origin.big_endian)
     elif isinstance(origin, InStretches):
         for stretch in origin.stretches:
-            yield from _stretch(stretch)
+            yield from part_of(stretch)
     else:
         yield from _pieces(origin)
 
 
-def _stretch(stretch: Stretch) -> Iterator[bytes]:
+def part_of(stretch: Stretch) -> Iterator[bytes]:
+    """Yield the bytes of one stretch, in blocks of whole elements. Raises OSError, FormatFault."""
     with opened(Path(stretch.path)) as source:
         at, left = stretch.offset, stretch.length
         while left > 0:
@@ -85,18 +89,38 @@ def _pieces(origin: InPieces) -> Iterator[bytes]:
             at = begin + (chunk.sizes[0] if shape else 1)
             yield from _piece(origin, chunk)
         return
-    size = elements(shape) * BITS[origin.dtype] // 8
-    if size > PIECES_LIMIT:
-        raise FormatFault("tensor-incomplete", f"a tensor of {size} bytes is cut across its rows: too large to join")
-    data = bytearray(size)
-    width = BITS[origin.dtype] // 8
-    for chunk in origin.chunks:
-        _place(data, shape, chunk, b"".join(_piece(origin, chunk)), width)
-    for at in range(0, size, BLOCK):
-        yield bytes(data[at : at + BLOCK])
+    yield from _bands(origin)
 
 
-def _piece(origin: InPieces, chunk: Chunk) -> Iterator[bytes]:
+def _bands(origin: InPieces) -> Iterator[bytes]:
+    """Yield a tensor whose pieces are cut across its rows, some rows at a time."""
+    shape, width = origin.shape, BITS[origin.dtype] // 8
+    row = elements(shape[1:]) * width
+    if row > ROW_LIMIT:
+        raise FormatFault("tensor-incomplete", f"a tensor is cut across rows of {row} bytes: too large to join")
+    step = max(1, BAND // row) if row else shape[0]
+    for first in range(0, shape[0], step):
+        count = min(step, shape[0] - first)
+        data = bytearray(count * row)
+        filled = 0
+        for chunk in origin.chunks:
+            low, high = max(first, chunk.offsets[0]), min(first + count, chunk.offsets[0] + chunk.sizes[0])
+            if low < high:
+                here = (low - first, *chunk.offsets[1:])
+                part = chunk._replace(offsets=here, sizes=(high - low, *chunk.sizes[1:]))
+                rows = _piece(origin, chunk, low - chunk.offsets[0], high - low)
+                _place(data, (count, *shape[1:]), part, b"".join(rows), width)
+                filled += elements(part.sizes) * width
+        if filled != len(data):
+            raise FormatFault(
+                "tensor-incomplete", f"the pieces leave a gap or overlap in rows {first} to {first + count}"
+            )
+        for at in range(0, len(data), BLOCK):
+            yield bytes(data[at : at + BLOCK])
+
+
+def _piece(origin: InPieces, chunk: Chunk, first: int = 0, count: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a piece, or of `count` of its rows from the `first` on."""
     with opened(Path(origin.folder, chunk.file)) as source:
         part = source.part(chunk.offset, chunk.length)
         found = torch_zip.read_from(part)
@@ -105,7 +129,23 @@ def _piece(origin: InPieces, chunk: Chunk) -> Iterator[bytes]:
         tensor = found.tensors[0]
         if tensor.dtype != origin.dtype:
             raise FormatFault("metadata-damaged", f"a piece in {chunk.file} has another dtype than .metadata says")
+        if tensor.stride is not None and tensor.shape != chunk.sizes:
+            raise FormatFault("metadata-damaged", f"a piece in {chunk.file} has another shape than .metadata says")
+        if count is not None:
+            tensor = _rows(tensor._replace(shape=chunk.sizes), first, count)
         yield from blocks(source, tensor, big_endian=found.facts.get("byteorder") == "big")
+
+
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    """Return some rows of a tensor, as a tensor."""
+    width = BITS[tensor.dtype] // 8
+    inner = elements(tensor.shape[1:])
+    step = tensor.stride[0] if tensor.stride is not None else inner
+    return tensor._replace(
+        shape=(count, *tensor.shape[1:]),
+        nbytes=count * inner * width,
+        offset=None if tensor.offset is None else tensor.offset + first * step * width,
+    )
 
 
 def _place(data: bytearray, shape: tuple[int, ...], chunk: Chunk, piece: bytes, width: int) -> None:

@@ -106,6 +106,11 @@ def role_of(path: str) -> tuple[str, str | None]:
     return "other", "not-on-allow-list"
 
 
+def is_paper(name: str) -> bool:
+    """Return whether a file goes along with the weights beside it: config, tokenizer, licence, the person's card."""
+    return role_of(name)[1] is None
+
+
 class Named(NamedTuple):
     """The weight files of one artifact, as its checks named them, by path from the inspected root."""
 

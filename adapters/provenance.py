@@ -29,15 +29,17 @@ def gather(
     adapter_config: Mapping[str, Any] | None = None,
     card: CardFacts | None = None,
     step: int | None = None,
+    metrics: Mapping[str, Any] | None = None,
     created_at: str | None = None,
     started_at: str | None = None,
     host: str | None = None,
 ) -> Provenance:
     """Return the provenance of the artifact in `root`.
 
-    `run_root` is the run's own folder where it differs. `step` stands in where no trainer state tells it (a folder's
-    number). `created_at` is the end of writing, else the newest file's time; `started_at` and `host` are the caller's
-    to know. Never raises for what a trainer wrote; raises OSError when the folder itself cannot be read.
+    `run_root` is the run's own folder where it differs. `step` and `metrics` stand in where no trainer state tells them
+    (a folder's number, what a checkpoint file says of itself). `created_at` is the end of writing, else the newest
+    file's time; `started_at` and `host` are the caller's to know. Never raises for what a trainer wrote; raises OSError
+    when the folder itself cannot be read.
     """
     sidecar = sidecar or Sidecar()
     card = card if card is not None else read_card(root / CARD)
@@ -58,7 +60,7 @@ def gather(
         started_at=started_at,
         owner=sidecar.owner or owner_of(root),
         host=host,
-        metrics=recipes.results([root]) | dict(told.metrics),
+        metrics=recipes.results([root]) | (dict(told.metrics) or _numbers(metrics)),
         best=past.best if past else None,
         history="training.json" if past and past.history else None,
         log_history=list(past.history) if past else [],
@@ -69,6 +71,10 @@ def gather(
         purpose=sidecar.purpose,
     )
     return _without_secrets(found)
+
+
+def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: history.number(value) for name, value in (metrics or {}).items()}
 
 
 def redact(provenance: Provenance, *, keep_paths: bool, declared_owner: str | None = None) -> Provenance:

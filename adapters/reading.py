@@ -31,12 +31,14 @@ class Unreadable(NamedTuple):
 class Reader:
     """The documents, headers and containers of one tree, each read at most once.
 
-    Whole models of up to `values` bytes may be read for their values.
+    Whole models of up to `values` bytes may be read for their values. With `averaged` a running average is taken where
+    a checkpoint holds it beside the raw weights.
     """
 
-    def __init__(self, tree: Tree, values: int = VALUES_LIMIT) -> None:
+    def __init__(self, tree: Tree, values: int = VALUES_LIMIT, *, averaged: bool = False) -> None:
         self.tree = tree
         self.values = values
+        self.averaged = averaged
         self._documents: dict[str, Any] = {}
         self._headers: dict[str, safetensors.Header] = {}
         self._containers: dict[str, str] = {}

@@ -46,7 +46,7 @@ def parts(place: Place) -> list[Part]:
         found.append(Part("pipeline", "full-model"))
     elif _is_model(place, adapter=bool(found)):
         found.append(Part("model", "full-model"))
-    if not found and distributed.is_here(names):
+    if not found and distributed.folders(place):
         return [Part("distributed", "ckpt-dcp")]
     slices = tuple(file for name, file in sorted(names.items()) if layout.slice_of(name) is not None)
     if not found and slices:

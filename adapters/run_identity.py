@@ -8,7 +8,6 @@ made anew. A name belongs to a place; `latest` is worked out within one start.
 
 import hashlib
 import os
-import re
 import socket
 import time
 from collections.abc import Collection
@@ -23,12 +22,6 @@ _CONVENTIONAL: Final = frozenset(
     final_model final-model final_checkpoint final-checkpoint best_model best-model last_model last-model
     best_checkpoint best-checkpoint last_checkpoint last-checkpoint checkpoint checkpoints ckpt hf huggingface
     default pretrained saved_model""".split()  # noqa: SIM905 - words
-)
-_STEP_LIKE = re.compile(
-    r"(?:checkpoint|ckpt|step|steps|iter|iteration|epoch|global_step|samples|tokens)[-_=.]?\d.*"
-    r"|.*[-_](?:step|epoch|ckpt|iter)[-_=]?\d+"
-    r"|(?:epoch|step)=.*",
-    re.IGNORECASE,
 )
 _PLACE: Final = 32
 """Hex digits of the first half of an identity."""
@@ -53,7 +46,7 @@ def run_of(root: str, path: str, *, above_is_artifact: bool) -> Run:
     folder = path
     while folder != root:
         above, _, name = folder.rpartition("/")
-        checkpoint = is_step_like(name) or (folder == path and above_is_artifact)
+        checkpoint = layout.is_step_like(name) or (folder == path and above_is_artifact)
         # Right under the root a folder named `model` is a run of that name; a numbered one makes the root the run.
         if not checkpoint and (above == root or name.lower() not in _CONVENTIONAL):
             break
@@ -70,11 +63,6 @@ def find(root: str, path: str) -> Run:
         names = set()
     holds = holds_checkpoints(names) or checkpoint.is_candidate(names) or layout.MODEL_CONFIG in names
     return run_of(root, path, above_is_artifact=holds)
-
-
-def is_step_like(name: str) -> bool:
-    """Tell whether a folder's name is that of a checkpoint of a run rather than of a run."""
-    return layout.step_of(name) is not None or _STEP_LIKE.fullmatch(name) is not None
 
 
 def place(path: str, table: str) -> str:

@@ -152,6 +152,8 @@ def _artifact(draft: Draft, own: list[JudgedFile]) -> Artifact:
         needs_code=draft.needs_code,
         file=draft.alone,
         convert=list(draft.convert),
+        inputs=list(draft.inputs),
+        prefer_averaged=place.reader.averaged,
         sources=_sources(draft, own),
     )
 

@@ -6,30 +6,35 @@ An answer other than None is the reason to wait. It says nothing about whether t
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
-from weighbridge.adapters import layout
+from weighbridge.adapters import layout, plan
 from weighbridge.adapters.checkpoint import expected_end_mark
+from weighbridge.adapters.families import assembled
 from weighbridge.adapters.formats import gguf, safetensors, zipdir
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.formats.source import contents, opened
+from weighbridge.adapters.listing import read_tree
+from weighbridge.adapters.reading import Place, Reader
 
 JSON_LIMIT: Final = 64 << 20
 """Bytes of the largest JSON file that is read: the index of a model with a million tensors fits."""
 
 
 def complete(path: Path | str, *, mark: bool = True) -> str | None:
-    """Return why a folder cannot be whole at this moment, or None when its structure says that it is.
+    """Return why a folder, or a file that is one checkpoint, cannot be whole at this moment; None when it can.
 
     Looks at: staging names, files in progress (but for those of `layout.left_over`), the owed end mark, empty files and
     dangling links among the weights, the header of every safetensors file against its length, the directory of torch
-    zip files, GGUF headers, a distributed checkpoint's .metadata, every shard an index names, an adapter's two halves,
-    JSON that does not parse. With `mark` False an owed end mark is no reason: it only shortens a wait that quiet time
-    ends too.
-    Raises FileNotFoundError when the folder is gone.
+    zip files, GGUF headers, a distributed checkpoint's pieces, DeepSpeed's rank files against the world they record,
+    every shard an index names, an adapter's two halves, JSON that does not parse. With `mark` False an owed end mark is
+    no reason: it only shortens a wait that quiet time ends too. Raises FileNotFoundError when the folder is gone.
     """
     folder = Path(path)
+    if folder.is_file():
+        return _file_complete(folder)
     with os.scandir(folder) as entries:
         stats = {entry.name: _stat(entry) for entry in entries if not entry.is_dir()}
     names = stats.keys()
@@ -48,11 +53,55 @@ def complete(path: Path | str, *, mark: bool = True) -> str | None:
             return reason
     if layout.is_sharded_state(names) and ".metadata" not in names:
         return ".metadata, which is written last, is not there yet"
-    reason = _adapter_reason(names) or _model_reason(folder, names)
+    reason = _in_parts(folder, names)
+    if reason is None:
+        reason = _adapter_reason(names) or _model_reason(folder, names)
     if reason:
         return reason
     owed = expected_end_mark(names, folder.name) if mark else None
     return f"{owed} is not there yet" if owed else None
+
+
+def _file_complete(path: Path) -> str | None:
+    """Return why a file that is a checkpoint of its own cannot be whole, or the papers beside it."""
+    with os.scandir(path.parent) as entries:
+        stats = {e.name: _stat(e) for e in entries if e.name == path.name or (plan.is_paper(e.name) and not e.is_dir())}
+    if path.name not in stats:
+        raise FileNotFoundError(path)
+    sizes = {name: None if stat is None else stat.st_size for name, stat in stats.items()}
+    return next((why for name in sorted(sizes) if (why := _file_reason(path.parent, name, sizes[name]))), None)
+
+
+def _in_parts(folder: Path, names: Collection[str]) -> str | None:
+    """Return why rank files or pieces are not all there, "" where they are; None where the weights are not in parts."""
+    if any(layout.is_weights_name(name) for name in names) or not _holds_parts(folder, names):
+        return None
+    found = assembled.probe(Place(Reader(read_tree(folder)), "."))
+    if found is None:
+        return None
+    return next((f.message for f in found.findings if f.code in _UNFINISHED), "")
+
+
+def _holds_parts(folder: Path, names: Collection[str]) -> bool:
+    if layout.is_sharded_state(names) or any(layout.is_rank_name(name) for name in names):
+        return True
+    with os.scandir(folder) as entries:
+        below = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    for entry in below:
+        inside = os.listdir(entry.path)  # noqa: PTH208 - names of a folder of strings
+        if any(map(layout.is_rank_name, inside)):
+            return True
+        if layout.is_fsdp_folder(entry.name) and layout.is_sharded_state(inside):
+            return True
+    return False
+
+
+_UNFINISHED: Final = frozenset((
+    "rank-file-missing", "metadata-missing", "metadata-damaged", "data-missing", "file-short", "file-empty",
+    "tensor-missing", "tensor-incomplete", "zip-cut", "zip-damaged", "not-zip", "pickle-cut", "pickle-damaged",
+    "record-missing", "record-short", "container-damaged",
+))  # fmt: skip
+"""What a rank that has not written its part yet looks like."""
 
 
 def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:

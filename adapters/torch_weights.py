@@ -63,7 +63,7 @@ def read(file: File, reader: Reader, *, key: str | None = None, whole_names: boo
     if directory.container == "torchscript" or "object_classes" in directory.facts:
         facts["tensor_count"] = len(directory.tensors)
         return Held(directory, None, {}, facts, found, sound=False)
-    chosen = select(directory, key=key)
+    chosen = select(directory, key=key, averaged=reader.averaged)
     sound = not directory.blocked
     if chosen.problem is not None:
         found.append(_unselected(file, chosen))
@@ -78,7 +78,7 @@ def read(file: File, reader: Reader, *, key: str | None = None, whole_names: boo
         sound = sound and not any(f.code == "keys-wrapped" for f in found)
     placed = chosen.weights
     facts |= _facts(directory, chosen)
-    for more in (_sets(file, chosen), _collisions(file, chosen), _unsupported(file, placed)):
+    for more in (_sets(file, chosen), collisions(file.path, chosen), unstorable(file.path, placed)):
         found += more
         sound = sound and not any(f.severity == "block" for f in more)
     if facts.get("collisions"):
@@ -115,6 +115,8 @@ def _facts(directory: Directory, chosen: Selection) -> dict[str, Any]:
     }
     if chosen.weight_sets:
         facts["weight_sets"] = list(chosen.weight_sets)
+    if chosen.averaged:
+        facts["averaged"] = True
     if stripped.collisions:
         facts["collisions"] = list(stripped.collisions)
     if len(names) <= KEYS_TOLD:
@@ -175,15 +177,16 @@ def _sets(file: File, chosen: Selection) -> list[Finding]:
     ]
 
 
-def _collisions(file: File, chosen: Selection) -> list[Finding]:
+def collisions(subject: str, chosen: Selection) -> list[Finding]:
+    """Return the finding for names that would be the same without the wrappers' segments."""
     names = list(chosen.stripped.collisions)
     if not names:
         return []
     return [
         findings.finding(
             "names-collide",
-            file.path,
-            f"{file.path}: without the wrappers' segments two keys would both be {some(names)}; none may overwrite the "
+            subject,
+            f"{subject}: without the wrappers' segments two keys would both be {some(names)}; none may overwrite the "
             "other",
             "save one of the two models alone",
             collisions=names,
@@ -191,7 +194,8 @@ def _collisions(file: File, chosen: Selection) -> list[Finding]:
     ]
 
 
-def _unsupported(file: File, placed: Collection[Tensor]) -> list[Finding]:
+def unstorable(subject: str, placed: Collection[Tensor]) -> list[Finding]:
+    """Return the finding for tensors that safetensors cannot hold."""
     bad = {t.name: t.unsupported for t in placed if t.unsupported}
     if not bad:
         return []
@@ -199,8 +203,8 @@ def _unsupported(file: File, placed: Collection[Tensor]) -> list[Finding]:
     return [
         findings.finding(
             "tensor-unstorable",
-            file.path,
-            f"{file.path}: safetensors cannot hold {listed}; without {'it' if len(bad) == 1 else 'them'} the model "
+            subject,
+            f"{subject}: safetensors cannot hold {listed}; without {'it' if len(bad) == 1 else 'them'} the model "
             "would not be whole",
             "save it in a dtype and layout that safetensors knows",
             unsupported=bad,
@@ -240,15 +244,6 @@ def lora_split(names: Collection[str]) -> tuple[list[str], list[str]]:
     lora = [name for name in names if keys.parse(name).part.startswith("lora_")]
     taken = set(lora)
     return lora, [name for name in names if name not in taken]
-
-
-def canonical(name: str) -> str:
-    """Return a LoRA key as PEFT writes it into an adapter file: without wrappers and adapter name, with the prefix."""
-    key = keys.parse(name)
-    if not key.part:
-        return name
-    tail = f".{key.tail}" if key.tail else ""
-    return f"{keys.PREFIX}{key.module}.{key.part}{tail}"
 
 
 def same_values(file: File, held: Held, other: Mapping[str, tuple[str, tuple[int, ...], str]]) -> bool:

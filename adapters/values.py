@@ -11,11 +11,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import IO, BinaryIO, Final, NamedTuple
+from typing import IO, Any, BinaryIO, Final, NamedTuple
 
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File, Tree
 from weighbridge.adapters.weights import WeightSet
+from weighbridge.adapters.whole import counted, some
+from weighbridge.registry import findings
+from weighbridge.registry.types import Finding
 
 BLOCK: Final = 8 << 20
 SAME_LIMIT: Final = 1 << 30
@@ -73,6 +76,24 @@ def numbers_of(dtype: str, blocks: Iterable[bytes]) -> Numbers:
         zero = zero and rest == 0
         tail = tail + len(block) if rest == 0 else len(block) - rest
     return Numbers(nan, inf, zero, tail)
+
+
+def broken(subject: str, nan: dict[str, int], inf: dict[str, int]) -> list[Finding]:
+    """Return the finding for NaN and infinities, none where there are none."""
+    if not nan and not inf:
+        return []
+    data: dict[str, Any] = ({"nan": nan} if nan else {}) | ({"inf": inf} if inf else {})
+    names = sorted({*nan, *inf})
+    return [
+        findings.finding(
+            "values-nan",
+            subject,
+            f"{counted(len(names), 'tensor')} with NaN or infinities ({some(names)}): {sum(nan.values())} NaN, "
+            f"{sum(inf.values())} infinite",
+            "publish an earlier checkpoint; the training has diverged",
+            **data,
+        )
+    ]
 
 
 def _blocks(stream: IO[bytes] | FileIO, left: int) -> Iterator[bytes]:

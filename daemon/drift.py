@@ -34,10 +34,10 @@ def recheck(store: JobStore, job: Job) -> Job | None:
 
 def differences(published: Job, sealed: Manifest, folder: Path) -> list[Finding]:
     """Return a finding for each file whose bytes are no longer those that were published. Raises VanishedError."""
-    if not folder.is_dir():
+    if not folder.exists():
         raise VanishedError(f"{folder} is gone")
     ref = f"{published.name}@v{published.n}"
     return [
         msgspec.structs.replace(found, fix=f"registry verify {folder} compares; registry pull {ref} has the original")
-        for found in verify_source(folder, sealed).findings
+        for found in verify_source(folder if folder.is_dir() else folder.parent, sealed).findings
     ]

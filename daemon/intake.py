@@ -6,6 +6,7 @@ staged and it is watched again.
 
 import glob
 import json
+import os
 import secrets
 import shlex
 import time
@@ -154,6 +155,11 @@ class Intake:
         if isinstance(found, Unfit):
             return found
         job, artifact = found
+        folder, own = os.path.split(job.path)
+        beside = os.listdir(folder) if rule.ema != "keep" else []  # noqa: PTH208 - names of a folder of strings
+        why = policy.averages(own, beside, rule, averaged=artifact.facts.get("averaged") is True)
+        if why is not None:
+            return self._set_aside(job, "averaged", why)
         return Judged(self._noted(job, run, rule, artifact, note), artifact, run, note)
 
     def decide(self, job: Job, rule: WatchRule) -> policy.Publish | policy.Skip | policy.Later:
@@ -202,16 +208,27 @@ class Intake:
         """Return the one artifact of the folder that this job is about; others get jobs of their own."""
         prefix = job.path + "/"
         # Checkpoints below a run's root are judged by their own jobs.
-        below = [glob.escape(path.removeprefix(prefix)) + "/" for path in self._below(job.root, job.path)]
-        found = inspect(Path(job.path), ignore=[*rule.ignore, *below], caches=self._caches, values=0)
+        below = [
+            f"/{glob.escape(path.removeprefix(prefix))}" + ("/" if os.path.isdir(path) else "")  # noqa: PTH112 - a string
+            for path in self._below(job.root, job.path)
+        ]
+        found = inspect(
+            Path(job.path),
+            ignore=[*rule.ignore, *below],
+            caches=self._caches,
+            values=0,
+            prefer_averaged=rule.ema == "prefer",
+        )
         publishable = [one for one in found.artifacts if one.relative == "." and one.kind is not None]
         if not publishable:
             blocking = [f for f in found.findings if f.severity == "block"]
             if found.outcome == "refuse" and blocking:
                 raise _refused(job, blocking)
             why = f"it holds {found.artifact or 'nothing'}, of which nothing can be published"
+            hints = [f for f in found.findings if f.severity == "warn" and f.fix]
+            why += f": {hints[0].message}; {hints[0].fix}" if hints else ""
             return self._set_aside(job, "not-publishable", why)
-        # Of several files of one kind, such as Lightning's checkpoints, the first is the newest and stands for all.
+        # Of several files of one kind the first is the newest and stands for all; torch files have jobs of their own.
         for kind in dict.fromkeys(one.kind or "" for one in publishable[1:] if one.kind != publishable[0].kind):
             self._store.split(job, kind)
         artifact = next((one for one in publishable if one.kind == job.part), publishable[0])
@@ -242,7 +259,7 @@ class Intake:
     ) -> Job:
         """Write down what the policy and people need to know of an artifact."""
         folder = Path(job.path)
-        state = history.read(folder)
+        state = history.read(folder) if folder.is_dir() else None
         name = note.name or policy.fill(rule.name, project=run.project, run=run.name)
         fault = policy.fault(name)
         if fault is not None:
@@ -263,9 +280,9 @@ class Intake:
             name=wanted,
             kind=kind,
             step=artifact.step,
-            metric=_metric(rule.best, state),
-            best_hint=int(_is_trainers_best(folder)),
-            size=sum(file.size for file in artifact.files if file.publish),
+            metric=_metric(rule.best, state.metrics if state is not None else artifact.facts.get("metrics") or {}),
+            best_hint=int(_is_trainers_best(folder) or bool(artifact.facts.get("best_so_far"))),
+            size=artifact.size,
         )
         if fresh is None:
             raise errors.ConflictError(f"another hand carries {job.path} on")
@@ -343,7 +360,7 @@ class Intake:
             if place is None:
                 own = True
                 place = Path(self._settings.state, STAGING, nonce)
-                if not self._fits(sum(file.size for file in admission.files)):
+                if not self._fits(admission.size):
                     if mode != "auto" or always:
                         raise errors.DiskFullError(
                             "the staging folder is at its limit",
@@ -361,6 +378,7 @@ class Intake:
                     mode=chosen,
                     transform=admission.transform,
                     made=admission.made,
+                    inputs=admission.inputs,
                     reserve=reserve,
                     progress=moved,
                 )
@@ -369,8 +387,8 @@ class Intake:
                     raise
         if admission.made:
             raise errors.DiskFullError(
-                "there is no room to convert torch pickles",
-                why="what is published of them is written to the staging folder first",
+                "there is no room to make the weights that are published",
+                why="what comes out of torch pickles and rank files is written to the staging folder first",
                 fix="raise [daemon] staging_max, or set staging = 'auto'",
             )
         return staging.stage(admission.files, None, mode="direct", transform=admission.transform, progress=moved)
@@ -417,11 +435,11 @@ def _item(job: Job) -> policy.Item:
     return policy.Item(job.path, job.kind or "", job.step, job.size or 0, job.metric, bool(job.best_hint))
 
 
-def _metric(best: str | None, state: history.State | None) -> float | None:
+def _metric(best: str | None, metrics: Mapping[str, Any]) -> float | None:
     """Return the value of the metric that a rule goes by, at the step of this checkpoint."""
-    if best is None or state is None:
+    if best is None:
         return None
-    value = state.metrics.get(best.rpartition(":")[0])
+    value = metrics.get(best.rpartition(":")[0])
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

@@ -254,7 +254,7 @@ class Runner:
             case errors.SourceChangedError():
                 self._changed(job.path)
                 # Deleting a file changes it first, and then it is gone.
-                return self._close(job, "superseded" if Path(job.path).is_dir() else "vanished", error)
+                return self._close(job, "superseded" if Path(job.path).exists() else "vanished", error)
             case errors.StageDamagedError() if job.attempts < STAGES_MAX:
                 staging.discard(_bundle(job))
                 return self._store.advance(
@@ -352,7 +352,7 @@ def _of_the_source(job: Job, error: Exception) -> errors.WeighbridgeError | None
     if job.state != "settling" or not isinstance(error, OSError):
         return None
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        if Path(job.path).is_dir():
+        if Path(job.path).exists():
             return errors.SourceChangedError(f"a file of {job.path} went away", why=str(error.filename or error))
         return errors.VanishedError(f"{job.path} is gone")
     told = disk.translate(error, f"{job.path} cannot be read")

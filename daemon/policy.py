@@ -4,9 +4,10 @@ Nobody is flooded: by default all adapters up to 1 GB, and of full models the be
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
+from weighbridge.adapters import layout
 from weighbridge.config.settings import GB, WatchRule
 from weighbridge.registry.refs import NAME_MAX, SUFFIX_ROOM, name_fault, suggest_name
 from weighbridge.registry.types import KIND_SUFFIX
@@ -73,6 +74,21 @@ def decide(
     return Skip(
         "not-chosen", f"it is neither {words} of its run" if len(wanted) > 1 else f"it is not {words} of its run"
     )
+
+
+def averages(name: str, beside: Collection[str], rule: WatchRule, *, averaged: bool) -> str | None:
+    """Return why a rule sets an artifact aside for being, or having, a running average of weights; None if it does not.
+
+    `name` is its file or folder, `beside` what lies in the same folder, `averaged` whether its content says that it is
+    one. Of two sets in one file the judgement itself has chosen; this is about files and folders of their own.
+    """
+    averaged = averaged or layout.raw_of(name) in beside
+    if rule.ema == "drop" and averaged:
+        return 'it holds averaged weights, which the rule drops (ema = "drop")'
+    twins = sorted(other for other in beside if layout.raw_of(other) == name)
+    if rule.ema == "prefer" and twins and not averaged:
+        return f'{twins[0]} holds its averaged weights, which the rule prefers (ema = "prefer")'
+    return None
 
 
 def looks_at_siblings(item: Item, rule: WatchRule) -> bool:

@@ -16,6 +16,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -51,6 +52,14 @@ class _Node:
     inside: bool = False
     """It belongs to the artifact above it: rank folders, other forms of the same model."""
     whole_model: bool = False
+    files: tuple[str, ...] = ()
+    """Files in it that are checkpoints of their own, as paths."""
+    parts: bool = False
+    """It holds rank files or pieces itself."""
+    named: bool = False
+    """Its own files make it a candidate."""
+    holders: set[str] = field(default_factory=set)
+    """Sub-folders that hold its weights in parts: a DeepSpeed tag, accelerate's pieces."""
     unnamed: tuple[str, ...] = ()
     """Sub-folders whose names are no UTF-8, as they are shown: no database or manifest can hold such a path."""
     confirm: bool = True
@@ -95,8 +104,8 @@ class Tree:
 
     @property
     def candidates(self) -> list[str]:
-        """Every folder that may hold an artifact."""
-        return [node.path for node in self.nodes.values() if node.candidate]
+        """Every folder that may hold an artifact, and every file that may be one of its own."""
+        return [path for node in self.nodes.values() for path in _candidates(node)]
 
     @property
     def unnamed(self) -> list[str]:
@@ -104,9 +113,13 @@ class Tree:
         return [path for node in self.nodes.values() for path in node.unnamed]
 
     def is_candidate(self, path: str) -> bool:
-        """Tell whether a folder was a candidate when it was listed last."""
+        """Tell whether a folder or file was a candidate when its folder was listed last."""
         node = self.nodes.get(path)
-        return node is not None and node.candidate
+        return node.candidate if node is not None else self._is_file(path)
+
+    def _is_file(self, path: str) -> bool:
+        node = self.nodes.get(os.path.dirname(path))
+        return node is not None and path in node.files
 
     def holds(self, path: str) -> bool:
         """Tell whether a folder is known."""
@@ -147,22 +160,47 @@ class Tree:
         return Scan(found.new, found.changed, found.gone, self.clock() - begun, full=False, asked=found.asked)
 
     def look(self, path: str) -> Listing | None:
-        """Return the files of a candidate folder, those of its own sub-folders included, or None when it is gone.
+        """Return the files of a candidate, those of its own sub-folders included, or None when it is gone.
 
-        What is an artifact of its own, logs and ignored names are left out. Raises OSError for a folder that cannot be
-        read: that is not the same as gone.
+        A candidate that is a file comes with the papers beside it. What is an artifact of its own, logs and ignored
+        names are left out. Raises OSError for a folder that cannot be read: that is not the same as gone.
         """
         try:
-            return listing(self._files(path, "", 0))
+            if self._is_file(path):
+                return listing(self._beside(path))
+            node = self.nodes.get(path)
+            in_parts = node is not None and (node.parts or bool(node.holders))
+            return listing((*self._files(path, "", 0), *(self._above(path) if in_parts else ())))
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def _beside(self, path: str) -> Iterator[FileStat]:
+        """Yield a file that is a checkpoint of its own, and the configs, tokenizer and licence in its folder."""
+        folder, own = os.path.split(path)
+        yield _stat_of(own, os.stat(path))
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if entry.name != own and plan.is_paper(entry.name)]
+        for entry in found:
+            with suppress(FileNotFoundError):
+                status = entry.stat()
+                if stat.S_ISREG(status.st_mode):
+                    yield _stat_of(entry.name, status)
+
+    def _above(self, path: str) -> Iterator[FileStat]:
+        """Yield the papers of the folder above that go along with a checkpoint whose weights are in parts."""
+        for entry in checkpoint.papers_above(path, os.listdir(path)):  # noqa: PTH208 - names of a folder of strings
+            with suppress(FileNotFoundError):
+                yield _stat_of("../" + entry.name, entry.stat())
 
     def _files(self, folder: str, prefix: str, depth: int) -> Iterator[FileStat]:
         numbered = layout.step_of(os.path.basename(folder)) is not None
         with os.scandir(folder) as entries:
             found = list(entries)
+        lone = self.nodes[folder].files if folder in self.nodes else ()
         for entry in found:
             name = entry.name
+            if entry.path in lone:
+                continue
             relative = prefix + name
             try:
                 status = entry.stat()
@@ -179,11 +217,14 @@ class Tree:
                     except (FileNotFoundError, NotADirectoryError):
                         continue
             elif takes_part(relative, self._patterns):
-                yield FileStat(relative, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+                yield _stat_of(relative, status)
 
     def _own(self, path: str, name: str, *, numbered: bool) -> bool:
         """Tell whether a sub-folder belongs to the artifact around it."""
         if self._skipped(path, name) or name in NOISE_FOLDERS or self.is_candidate(path):
+            return False
+        known = self.nodes.get(path)
+        if known is not None and known.files:
             return False
         # Inside a run, numbered folders are checkpoints; inside a checkpoint they are the ranks' own state.
         return numbered or layout.step_of(name) is None
@@ -298,8 +339,11 @@ class Tree:
                 (links if entry.is_symlink() else children).append(entry.path)
         node.unnamed = tuple(sorted(unnamed))
         node.mtime_ns, node.cost = status.st_mtime_ns, self.clock() - begun
-        was = node.candidate
-        self._classify(node, names)
+        was, before = node.candidate, node.files
+        self._classify(node, names, found)
+        found.new.extend(path for path in node.files if path not in before)
+        found.changed.extend(path for path in node.files if path in before)
+        found.gone.extend(path for path in before if path not in node.files)
         for child in set(node.children).union(node.links).difference(children, links):
             self._forget(child, found)
         node.children, node.links = tuple(sorted(children)), tuple(sorted(links))
@@ -310,14 +354,45 @@ class Tree:
             found.gone.append(node.path)
         return [child for child in node.children if child not in self.nodes]
 
-    def _classify(self, node: _Node, names: set[str]) -> None:
+    def _classify(self, node: _Node, names: set[str], found: "_Found") -> None:
         above = self.nodes.get(node.parent) if node.parent else None
         name = os.path.basename(node.path)
+        tag = any(layout.is_rank_name(file) for file in names)
+        node.parts = tag or layout.is_sharded_state(names)
+        parts = tag or (node.parts and layout.is_fsdp_folder(name))
+        alone = above is None or (
+            tag and checkpoint.is_tag_alone(name, os.path.basename(above.path)) and not above.named
+        )
         node.inside = above is not None and (
-            above.inside or layout.is_resume_folder(name) or (above.whole_model and layout.is_part_name(name))
+            above.inside
+            or (parts and not alone)
+            or (layout.is_resume_folder(name) and not (tag and alone))
+            or (above.whole_model and layout.is_part_name(name))
         )
         node.whole_model = layout.is_whole_model(names)
-        node.candidate = not node.inside and checkpoint.is_candidate(names)
+        lone = [
+            file
+            for file in (() if node.inside else checkpoint.lone_files(names))
+            if utf8(file) == file and not ignored(file, self._relative(node.path, file), self.ignore, directory=False)
+        ]
+        node.files = tuple(f"{node.path}/{file}" for file in lone)
+        node.named = checkpoint.is_alone(names, lone) or (tag and alone)
+        self._decide(node)
+        if above is not None:
+            held = parts and not alone
+            (above.holders.add if held else above.holders.discard)(node.path)
+            self._decide(above, found)
+
+    def _relative(self, folder: str, name: str) -> str:
+        return f"{folder}/{name}"[len(self.root) + 1 :]
+
+    @staticmethod
+    def _decide(node: _Node, found: "_Found | None" = None) -> None:
+        """Say whether a folder may hold an artifact, and tell `found` where that is news."""
+        was = node.candidate
+        node.candidate = not node.inside and (node.named or bool(node.holders))
+        if found is not None and node.candidate != was:
+            (found.new if node.candidate else found.gone).append(node.path)
 
     def _follow_links(self, found: "_Found") -> None:
         while self._links:
@@ -346,8 +421,11 @@ class Tree:
             self.unreadable.pop(node.path, None)
             self.followed.discard(node.path)
             waiting.extend((*node.children, *node.links))
-            if node.candidate:
-                found.gone.append(node.path)
+            found.gone.extend(_candidates(node))
+            above = self.nodes.get(node.parent) if node.parent else None
+            if above is not None and node.path in above.holders:
+                above.holders.discard(node.path)
+                self._decide(above, found)
 
 
 @dataclass
@@ -356,6 +434,14 @@ class _Found:
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     asked: int = 0
+
+
+def _candidates(node: _Node) -> list[str]:
+    return [node.path, *node.files] if node.candidate else list(node.files)
+
+
+def _stat_of(path: str, status: os.stat_result) -> FileStat:
+    return FileStat(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -149,3 +149,20 @@ def test_sealed_and_compared_with_its_source(tmp_path: Path) -> None:
 def test_names(path: str, wanted: str) -> None:
     """The new name is the one that the loader of the old name looks for."""
     assert new_name(path) == wanted
+
+
+@pytest.mark.parametrize("name", ["pytorch_model_fsdp.bin", "weights.pt"])
+@pytest.mark.parametrize("trainer", [True, False])
+def test_one_file_for_a_whole_model(tmp_path: Path, name: str, trainer: bool) -> None:
+    """A whole state in one file of any name becomes model.safetensors, in a trainer's folder too, with the config."""
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    (folder / name).write_bytes(torch_of(llama_tensors()))
+    builders.write_json(folder / "config.json", builders.llama_config())
+    if trainer:
+        builders.write_json(folder / "trainer_state.json", {"global_step": 5, "log_history": []})
+        (folder / "scheduler.pt").write_bytes(b"x")
+    done = admitted(folder)
+    bundle = staging.stage(done.files, tmp_path / "stage", transform=done.transform, made=done.made)
+    assert {f.path for f in bundle.files} == {"config.json", "model.safetensors"}
+    assert values(tmp_path / "stage/model.safetensors").keys() == llama_tensors().keys()

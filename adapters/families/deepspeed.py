@@ -17,6 +17,7 @@ from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.families import torch_files
 from weighbridge.adapters.families.zero_parts import STATE, Part, Planned, Rebuilt, rebuild, root, whole
 from weighbridge.adapters.formats import readers
+from weighbridge.adapters.formats.prefixes import strip
 from weighbridge.adapters.formats.protocol import BITS, FormatFault, Tensor, elements
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
@@ -81,6 +82,7 @@ def judge(place: Place) -> Draft:
         return draft
     mine = {rank: part for rank, part in optims.items() if rank < world}
     rebuilt = rebuild(states, mine, stage=draft.facts["zero_stage"] or 0)
+    rebuilt = _unwrapped(draft, rebuilt)
     place.reader.notes["zero", place.folder] = rebuilt
     if rebuilt.problem is not None:
         draft.findings.append(
@@ -88,7 +90,26 @@ def judge(place: Place) -> Draft:
         )
         return draft
     _tell(draft, rebuilt, place.path(chosen))
+    used = [*states.values(), *mine.values()]
+    draft.inputs = tuple(sorted(part.path for part in used))
+    ranks = "1 rank" if world == 1 else f"{world} ranks"
+    draft.facts["assembled_from"] = f"DeepSpeed ZeRO-{draft.facts['zero_stage']}, {ranks}, {place.path(chosen)}"
     return draft
+
+
+def _unwrapped(draft: Draft, rebuilt: Rebuilt) -> Rebuilt:
+    """Take the wrappers' segments off the names, as of any state: Lightning's `_forward_module.` is on all of them."""
+    stripped = strip([planned.name for planned in rebuilt.tensors])
+    names = stripped.names
+    if stripped.collisions or (not stripped.prefix and not stripped.inner and not stripped.others):
+        return rebuilt
+    draft.facts["stripped_prefix"] = stripped.prefix
+    if stripped.others:
+        draft.facts["other_entries"] = list(stripped.others)
+    kept = tuple(p._replace(name=names[p.name]) for p in rebuilt.tensors if p.name in names)
+    cut = len(stripped.prefix)
+    aliases = {name[cut:]: names[owner] for name, owner in rebuilt.aliases.items() if owner in names}
+    return rebuilt._replace(tensors=kept, aliases=aliases)
 
 
 def _tag(place: Place, name: str) -> _Tag:
@@ -131,7 +152,6 @@ def _parts(draft: Draft, files: Mapping[int, File]) -> dict[int, Part]:
 
 def _complete(draft: Draft, tag: _Tag, states: Mapping[int, Part], optims: Mapping[int, Part]) -> int:
     """Compare the files that are there with the world the files themselves record."""
-    place = draft.place
     stage, worlds = None, []
     for part in optims.values():
         table = root(part.directory).get(STATE)
@@ -175,7 +195,7 @@ def _complete(draft: Draft, tag: _Tag, states: Mapping[int, Part], optims: Mappi
             ],
         )
     if missing:
-        draft.add({"missing_files": missing}, [_missing(place, missing, world)])
+        draft.add({"missing_files": missing}, [_missing(missing, world)])
     if tag.mps > 1:
         draft.findings.append(
             findings.finding(
@@ -194,12 +214,12 @@ def _lead(tag: _Tag) -> str:
     return match["lead"] if match is not None else "zero_pp_rank_"
 
 
-def _missing(place: Place, missing: list[str], world: int) -> Finding:
+def _missing(missing: list[str], world: int) -> Finding:
+    are = "is" if len(missing) == 1 else "are"
     return findings.finding(
         "rank-file-missing",
         missing[0],
-        f"{some(missing)} of {world} ranks {'is' if len(missing) == 1 else 'are'} not in {place.folder}: the weights "
-        "cannot be rebuilt",
+        f"{some(missing)} {are} not there: the parts of all {world} ranks are needed to put the weights together",
         "copy the rank's file here from the machine that wrote it",
         missing_files=missing,
     )
@@ -208,6 +228,7 @@ def _missing(place: Place, missing: list[str], world: int) -> Finding:
 def _tell(draft: Draft, rebuilt: Rebuilt, subject: str) -> None:
     tensors = torch_weights.header_tensors([Tensor(p.name, p.dtype, p.shape, _size(p)) for p in rebuilt.tensors])
     counted, draft.weights = weights.summary(tensors)
+    draft.tensors = tensors
     draft.facts |= counted
     draft.facts |= {"aliases": rebuilt.aliases, "names_in": len(tensors) + len(rebuilt.aliases)}
     mine, others = torch_weights.lora_split(tensors)

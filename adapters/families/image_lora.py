@@ -21,7 +21,6 @@ from weighbridge.adapters import keys, layout, peft_config, values, weights
 from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File
-from weighbridge.adapters.model_folder import broken_values
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.whole import file_findings, header_of, some
@@ -449,7 +448,7 @@ def _values(draft: Draft, file: File, header: Header, modules: Mapping[str, Mapp
     except OSError:
         return
     draft.facts["values_checked"] = True
-    draft.findings.extend(broken_values(file.path, nan, inf))
+    draft.findings.extend(values.broken(file.path, nan, inf))
     if seconds:
         draft.facts["nonzero_lora_b"] = len(seconds) - zero
     if seconds and zero == len(seconds):

@@ -9,7 +9,6 @@ from weighbridge.adapters import layout, peft_config, values, weights
 from weighbridge.adapters.draft import Draft, read_json
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.listing import File
-from weighbridge.adapters.model_folder import broken_values
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.whole import file_findings, header_of, some
@@ -148,7 +147,7 @@ def _weights(draft: Draft, file: File, rank: float | None) -> None:
     seen = dict(values.numbers(Path(file.source), header, header.tensors))
     nan = {name: n.nan for name, n in seen.items() if n.nan}
     inf = {name: n.inf for name, n in seen.items() if n.inf}
-    draft.findings.extend(broken_values(file.path, nan, inf))
+    draft.findings.extend(values.broken(file.path, nan, inf))
     alive = sum(1 for t in second.values() if not seen[t.name].zero)
     draft.facts |= {"values_checked": True, "nonzero_lora_b": alive}
     if second and not alive:

@@ -15,12 +15,6 @@ from weighbridge.adapters.reading import Place
 from weighbridge.adapters.whole import file_findings, some
 from weighbridge.registry import findings
 
-_NAMES: Final = (
-    re.compile(r"(?P<lead>.*world_size_(?P<n>[0-9]{1,6})_rank_)(?P<i>[0-9]{1,6})(?P<tail>\.(?:pt|pth|bin|ckpt))"),
-    re.compile(r"(?P<lead>.*?rank[-_]?)(?P<i>[0-9]{1,6})(?P<mid>[-_]?of[-_]?)(?P<n>[0-9]{1,6})(?P<tail>.*\.(?:pt|pth|bin|ckpt))"),
-    re.compile(r"(?P<lead>consolidated\.)(?P<i>[0-9]{2,3})(?P<tail>\.(?:pt|pth))"),
-    re.compile(r"(?P<lead>(?:.*[-_.])?(?:mp|tp|pp|dp|ep|model|shard|global)?[-_]?rank[-_]?)(?P<i>[0-9]{1,6})(?P<tail>(?:[-_].*)?\.(?:pt|pth|bin|ckpt))"),
-)  # fmt: skip
 _RANK_DIR = re.compile(r"mp_rank_(?P<tp>[0-9]{2,3})(?:_(?P<pp>[0-9]{3}))?(?:_(?P<ep>[0-9]{3}))?")
 _RANK_LIMIT: Final = 100_000
 _TRACKER: Final = "latest_checkpointed_iteration.txt"
@@ -39,7 +33,7 @@ class Rank(NamedTuple):
 
 def rank_of(name: str) -> Rank | None:
     """Return what a name says of a rank, or None."""
-    for pattern in _NAMES:
+    for pattern in layout.RANK_NAMES:
         match = pattern.fullmatch(name)
         if match is not None:
             parts = match.groupdict()

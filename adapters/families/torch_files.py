@@ -7,17 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from weighbridge.adapters import audit, layout, torch_weights, weights
+from weighbridge.adapters import audit, keys, layout, torch_weights, weights
 from weighbridge.adapters.draft import Draft
-from weighbridge.adapters.families import image_lora, pickled
+from weighbridge.adapters.families import image_lora, lightning, pickled
 from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.formats.safetensors import Header, Tensor
 from weighbridge.adapters.listing import File
-from weighbridge.adapters.model_folder import broken_values
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.torch_weights import Held
+from weighbridge.adapters.values import broken
 from weighbridge.adapters.whole import some
 from weighbridge.registry import findings
 from weighbridge.registry.types import AdapterFacts, BaseFacts
@@ -28,7 +28,6 @@ _STEP_IN_NAME = re.compile(
 )
 _TOKEN = re.compile(r"<[^<>\s]{1,80}>|\*")
 _TOKEN_FILES: Final = ("learned_embeds", "string_to_param")
-_AVERAGED = re.compile(r"(?:^|.*[-_.])(?:ema|swa|averaged?|polyak)(?:[-_.].*|$)", re.IGNORECASE)
 _EMBEDDINGS_FEW: Final = 64
 
 
@@ -51,7 +50,7 @@ def judge(place: Place, file: File, *, several: bool = False) -> Draft:
     if not held.tensors:
         draft.kind = None
         return draft
-    if _AVERAGED.fullmatch(file.name.rpartition(".")[0]):
+    if layout.is_averaged(file.name.rpartition(".")[0]):
         draft.facts["averaged"] = True
     dialect = image_lora.dialect(held.tensors)
     if _is_inversion(file.name, held.tensors):
@@ -74,6 +73,8 @@ def take(draft: Draft, file: File) -> Held:
     if held.tensors:
         counted, draft.weights = weights.summary(held.tensors)
         draft.facts |= counted
+    if held.directory is not None:
+        draft.facts |= lightning.told(file, held.directory)
     draft.step = step_of(held, file.name)
     if draft.step is not None:
         draft.facts["step"] = draft.step
@@ -124,29 +125,35 @@ def lora(draft: Draft, file: File, tensors: Mapping[str, Tensor]) -> None:
     mine, others = torch_weights.lora_split(tensors)
     if not mine:
         return
+    if keys.is_torchtune(mine):
+        draft.artifact, draft.kind = "lora-adapter" if not others else draft.artifact, None
+        draft.add({"lora_tensors": len(mine), "base_tensors": len(others)}, [audit.torchtune(file.path)])
+        return
     it = audit.load({name: tensors[name] for name in mine}, {}, file.path, "")
     shown, _ = audit.ranks(it)
     draft.facts |= shown
     if others:
+        draft.kind = None
         draft.add({"lora_tensors": len(mine), "base_tensors": len(others)}, [inside(file.path, len(mine), len(others))])
         return
     path = draft.place.path(layout.ADAPTER_CONFIG)
     draft.artifact, draft.kind = "lora-adapter", None
-    rank = shown.get("rank_from_shapes")
     draft.add(
         {"missing_files": [path], "alpha": None, "rank": None, "base_model": None},
-        [
-            findings.finding(
-                "config-missing",
-                path,
-                f"{file.path} holds {len(mine)} LoRA tensors"
-                + (f" of rank {rank}" if rank else "")
-                + f", and {path} is "
-                "missing: type, alpha and base are unknown",
-                "put the adapter_config.json of the training beside it; then the tensors can be taken out",
-                missing_files=[path],
-            )
-        ],
+        [without_config(path, file.path, len(mine), shown.get("rank_from_shapes"))],
+    )
+
+
+def without_config(path: str, subject: str, count: int, rank: Any) -> Any:
+    """Return the finding for adapter weights whose config, `path`, is not there."""
+    return findings.finding(
+        "config-missing",
+        path,
+        f"{subject} holds {count} LoRA tensors"
+        + (f" of rank {rank}" if rank else "")
+        + f", and {path} is missing: type, alpha and base are unknown",
+        "put the adapter_config.json of the training beside it; then the tensors are taken out",
+        missing_files=[path],
     )
 
 
@@ -157,7 +164,7 @@ def inside(subject: str, mine: int, others: int) -> Any:
         subject,
         f"{subject} holds {mine} adapter tensors beside {others} of the base: together {mine + others}, "
         f"the adapter alone is {mine}",
-        "take the adapter out: registry extract --adapter",
+        "put its adapter_config.json beside it, and the adapter is published; or: registry extract --adapter",
         lora_tensors=mine,
         base_tensors=others,
     )
@@ -179,7 +186,7 @@ def values(draft: Draft, file: File, held: Held) -> None:
     except (OSError, FormatFault):
         draft.facts["values_checked"] = False
         return
-    draft.findings.extend(broken_values(file.path, nan, inf))
+    draft.findings.extend(broken(file.path, nan, inf))
 
 
 # --------------------------------------------------------------------------------------------------- textual inversions

@@ -70,13 +70,21 @@ class Selection(NamedTuple):
         )
 
     @property
+    def averaged(self) -> bool:
+        """Whether these are a running average of the weights, by the name of their table."""
+        return self.weights_key is not None and any(map(_is_average, self.weights_key.split("/")))
+
+    @property
     def names_in(self) -> int:
         """Names of weights in the file, aliases counted."""
         return len(self.stripped.names)
 
 
-def select(directory: Directory, *, key: str | None = None) -> Selection:
-    """Return the weights of a torch file; `key` names the table where a person has chosen one."""
+def select(directory: Directory, *, key: str | None = None, averaged: bool = False) -> Selection:
+    """Return the weights of a checkpoint; `key` names the table where a person has chosen one.
+
+    Of raw weights and their running average the raw ones are the model, with `averaged` the average.
+    """
     tensors = directory.tensors
     lightning = any(entry.name == "pytorch-lightning_version" for entry in directory.entries)
     if len(tensors) == 1 and not tensors[0].name and not tensors[0].group:
@@ -100,7 +108,7 @@ def select(directory: Directory, *, key: str | None = None) -> Selection:
         return Selection(
             rule, None, (), (), tuple(entry.name for entry in directory.entries), problem=f"it holds {what}"
         )
-    return _decide(directory, weights, candidates, sets, lightning=lightning)
+    return _decide(directory, weights, candidates, sets, lightning=lightning, averaged=averaged)
 
 
 def _decide(
@@ -110,6 +118,7 @@ def _decide(
     sets: tuple[str, ...],
     *,
     lightning: bool,
+    averaged: bool,
 ) -> Selection:
     def choose(rule: str, path: Path, *, alternatives: tuple[str, ...] = ()) -> Selection:
         return _chosen(directory, rule, path, _beneath(weights, path), alternatives, lightning=lightning)
@@ -118,6 +127,9 @@ def _decide(
         path = candidates[0]
         return choose("flat" if not path else "lightning" if lightning else "one-table", path)
     raw = [path for path in candidates if not any(_is_average(part) for part in path)]
+    averages = [path for path in candidates if path not in raw]
+    if averaged and len(averages) == 1:
+        return choose("average-preferred", averages[0], alternatives=sets)
     if len(raw) == 1:
         return choose("raw-before-average", raw[0], alternatives=sets)
     known = [path for path in raw if path and path[-1] in KEYS]
@@ -125,8 +137,8 @@ def _decide(
         mine = sum(tensor.nbytes for tensor in _beneath(weights, known[0]))
         rest = sum(t.nbytes for path in raw if path != known[0] for t in _beneath(weights, path))
         if rest * 4 <= mine:
-            averaged = tuple("/".join(p) for p in candidates if p == known[0] or p not in raw)
-            return choose("known-name", known[0], alternatives=averaged if len(averaged) > 1 else ())
+            named = tuple("/".join(p) for p in candidates if p == known[0] or p not in raw)
+            return choose("known-name", known[0], alternatives=named if len(named) > 1 else ())
     listed = ", ".join(shown(name or "the file itself") for name in sets[:6])
     return Selection(
         "ambiguous",

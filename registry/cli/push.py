@@ -93,6 +93,7 @@ def push(
                 reserve=0,
                 transform=admission.transform,
                 made=admission.made,
+                inputs=admission.inputs,
                 staging_folder=None,
                 progress=follower.total,
             )
@@ -177,8 +178,8 @@ def _one(artifacts: Sequence[Artifact], path: Path, kind: str | None, findings: 
     if here:
         raise UsageError(
             f"{shown(str(path))} holds several things that can be published",
-            why=", ".join(f"{a.relative} ({a.kind})" for a in here[:8]),
-            fix=f"registry push {shown(str(path))}/{shown(here[0].relative)} --name NAME, or --kind",
+            why=", ".join(f"{a.file or a.relative} ({a.kind})" for a in here[:8]),
+            fix=f"registry push {shown(str(path))}/{shown(here[0].file or here[0].relative)} --name NAME, or --kind",
         )
     raise RefusedError(
         f"{shown(str(path))} holds nothing that can be published",
@@ -196,8 +197,8 @@ def _writer() -> Owner:
 
 def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> None:
     """Say what would be published."""
-    files = [{"path": f.path, "size": f.size, "role": f.role} for f in admission.files]
-    whole = sum(f.size for f in admission.files)
+    files = [{"path": f.path, "size": admission.size_of(f), "role": f.role} for f in admission.files]
+    whole = admission.size
     if out.as_json:
         out.json(
             {
@@ -219,7 +220,7 @@ def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> No
     out.say(f"{name}: {artifact.kind}, {_files(files)}, {size(whole)} would be published")
     for file in admission.files:
         changed = "   (paths rewritten)" if file.path in admission.transform else ""
-        out.say(f"  {file.path}   {size(file.size)}   {file.role}{changed}")
+        out.say(f"  {file.path}   {size(admission.size_of(file))}   {file.role}{changed}")
     for left in admission.facts.left_out:
         out.say(f"  left out: {left.path}   {size(left.size)}   {left.reason}")
     _findings(admission, out)
@@ -227,7 +228,7 @@ def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> No
 
 def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -> None:
     """Print the version, and how it came to be."""
-    whole = sum(file.size for file in admission.files)
+    whole = admission.size
     if out.as_json:
         out.json(
             {
@@ -245,7 +246,7 @@ def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -
                 "verified": receipt.verified,
                 "joined": receipt.joined,
                 "bytes": whole,
-                "files": [{"path": f.path, "size": f.size, "role": f.role} for f in admission.files],
+                "files": [{"path": f.path, "size": admission.size_of(f), "role": f.role} for f in admission.files],
                 "left_out": [msgspec.to_builtins(left) for left in admission.facts.left_out],
                 "rewritten": sorted(admission.transform),
                 "findings": [msgspec.to_builtins(finding) for finding in admission.findings],

@@ -49,7 +49,7 @@ _BASE_CARD_LIMIT: Final = 1
 class Admission(Value, frozen=True):
     """What publish.prepare takes; `people` is the text people wrote for the card.
 
-    `transform` holds the bytes of changed files, `made` what is made out of a source while it is staged.
+    `transform` holds the bytes of changed files, `made` what is made out of sources while it is staged.
     """
 
     files: list[SourceFile]
@@ -58,6 +58,19 @@ class Admission(Value, frozen=True):
     findings: list[Finding]
     people: str | None = None
     made: dict[str, Any] = msgspec.field(default_factory=dict)
+    inputs: list[SourceFile] = msgspec.field(default_factory=list)
+    """What `made` is made out of where it is more than the one file."""
+
+    def size_of(self, file: SourceFile) -> int:
+        """Return the bytes of a file as it is published."""
+        if file.path in self.transform:
+            return len(self.transform[file.path])
+        return int(self.made[file.path].size) if file.path in self.made else file.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files as they are published."""
+        return sum(map(self.size_of, self.files))
 
 
 def admit(
@@ -112,7 +125,8 @@ def admit(
     transform, told = _paths(files, told, policy, why)
     told = _allowed(told, policy)
     _gate(artifact, name, told)
-    changed = convert(artifact, files)
+    inputs = [_file(artifact, JudgedFile(path=p, size=0, role="weights", publish=False)) for p in artifact.inputs]
+    changed = convert(artifact, files, inputs, allowed=[one.code for one in policy.allowed])
     files = changed.files
     transform |= changed.transform
     if policy.paths != "keep":
@@ -127,6 +141,7 @@ def admit(
         adapter_config=config if artifact.kind == "adapter" else None,
         card=card,
         step=artifact.step,
+        metrics=artifact.facts.get("metrics"),
         started_at=started_at,
         host=host,
     )
@@ -152,6 +167,7 @@ def admit(
         findings=told,
         people=card.text if card.present else None,
         made=changed.made,
+        inputs=changed.inputs,
     )
 
 
@@ -368,6 +384,8 @@ def _digested(artifact: Artifact, files: Sequence[SourceFile], made: Mapping[str
     """Return the weights facts, for adapters with the digest that does not depend on the header's order."""
     assert artifact.weights is not None
     facts = artifact.weights
+    if artifact.inputs:
+        facts = msgspec.structs.replace(facts, shards=len(made))
     if artifact.kind != "adapter" or facts.bytes > DIGEST_LIMIT:
         return facts
     lines: list[tuple[str, str, Sequence[int], str]] = []

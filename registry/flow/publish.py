@@ -61,6 +61,7 @@ def prepare(
     reserve: int = 0,
     transform: Mapping[str, bytes] | None = None,
     made: Mapping[str, staging.Made] | None = None,
+    inputs: Sequence[SourceFile] = (),
     staging_folder: Path | None = None,
     derivation: str | None = None,
     progress: Progress | None = None,
@@ -69,8 +70,9 @@ def prepare(
 
     Where the remote has a stage of its own, the copy is already the one that is published. For others it lies in
     `staging_folder`; without one, or when `auto` finds no room there, the files are read in place (direct). What is
-    made out of a source (`made`) is always staged, at need in a temporary folder. Raises SourceChangedError,
-    VanishedError, DiskFullError, RefusedError where the weights hold NaN, UsageError.
+    made out of a source (`made`, of `inputs` where they are several) is always staged, at need in a temporary folder.
+    Raises SourceChangedError, VanishedError, DiskFullError, RefusedError where the weights hold NaN, UsageError, and
+    what `made` raises.
     """
     check_name(name)
     nonce = secrets.token_hex(16)
@@ -87,7 +89,7 @@ def prepare(
         place = Path(tempfile.mkdtemp(prefix="weighbridge-"))
     try:
         bundle = staging.stage(
-            files, place, mode=mode, transform=transform, made=made, reserve=reserve, progress=progress
+            files, place, mode=mode, transform=transform, made=made, inputs=inputs, reserve=reserve, progress=progress
         )
     except errors.DiskFullError:
         if own or mode != "auto" or made:

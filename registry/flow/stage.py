@@ -25,7 +25,7 @@ import msgspec
 
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.sift import Sieves
-from weighbridge.registry import disk, errors
+from weighbridge.registry import disk, errors, findings
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import check_paths, shown
 from weighbridge.registry.remotes.protocol import Progress
@@ -115,16 +115,18 @@ def stage(
     mode: Mode = "auto",
     transform: Mapping[str, bytes] | None = None,
     made: Mapping[str, Made] | None = None,
+    inputs: Sequence[SourceFile] = (),
     reserve: int = 0,
     progress: Progress | None = None,
 ) -> Bundle:
     """Hash the files of an artifact and, unless in direct mode, take a private and durable copy of them in `place`.
 
     `place` is private to us and holds nothing else; after an error it is gone. `transform` gives bytes that replace a
-    file, `made` what is made out of one while it is read (always a copy, never direct); `reserve` is the number of
-    bytes that stay free on the disk. Every value of the weights is looked at as it passes. Raises SourceChangedError,
-    VanishedError, DiskFullError, RefusedError where weights hold NaN or infinities, and UsageError where a reflink is
-    demanded and cannot be had.
+    file, `made` what is made out of one while it is read (always a copy, never direct), `inputs` what it is made out of
+    where that is more than the one file; `reserve` is the number of bytes that stay free on the disk. Every value of
+    the weights is looked at as it passes. Raises SourceChangedError, VanishedError, DiskFullError, RefusedError where
+    weights hold NaN or infinities, UsageError where a reflink is demanded and cannot be had, and what `made` raises of
+    its own.
     """
     replaced = dict(transform or {})
     check_paths([file.path for file in files])
@@ -133,6 +135,7 @@ def stage(
     if strangers:
         raise errors.UsageError(f"'{shown(strangers[0])}' cannot be replaced", why="it is not among the files")
     before = [_look(file) for file in files]
+    read = [_look(file) for file in inputs]
     if mode == "direct" or place is None:
         if converted:
             raise errors.UsageError(
@@ -144,9 +147,16 @@ def stage(
     else:
         try:
             bundle = _copied(files, before, replaced, converted, place, mode=mode, reserve=reserve, progress=progress)
+        except FormatFault as fault:
+            shutil.rmtree(place, ignore_errors=True)
+            for known in [*before, *read]:
+                _same(known, _status(known.path, known.source))
+            # The sources are what they were: they never held what their lists say.
+            raise _unusable(fault) from fault
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
+    bundle = msgspec.structs.replace(bundle, sources=[*bundle.sources, *read])
     try:
         recheck(bundle)
     except errors.WeighbridgeError:
@@ -320,8 +330,6 @@ def _make(
             size += len(part)
             moved(len(part))
         _same(known, _stat(known.path, known.source, os.fstat(source)))
-    except FormatFault as fault:
-        raise _changed(file.path, fault.message) from fault
     finally:
         os.close(source)
     return FileEntry(path=file.path, size=size, sha256=digest.hexdigest(), role=file.role)
@@ -505,6 +513,11 @@ def _changed(path: str, why: str) -> errors.SourceChangedError:
     return errors.SourceChangedError(
         f"{shown(path)} changed while it was read", why=why, fix="wait until its writer is done, then repeat"
     )
+
+
+def _unusable(fault: FormatFault) -> errors.RefusedError:
+    found = findings.finding(fault.code, str(fault.data.get("bad_tensor") or ""), fault.message)
+    return errors.RefusedError("the weights cannot be made", why=fault.message, findings=[found])
 
 
 def _damaged(path: str, why: str) -> errors.StageDamagedError:

@@ -171,11 +171,12 @@ def verify_folder(path: Path) -> Checked:
 def verify_source(path: Path, manifest: Manifest) -> Checked:
     """Compare a source folder with what was published from it: files that went, or changed since, are named.
 
-    Files that were published with rewritten paths are not compared, nor those that were made out of torch pickles; what
+    Files that were published with rewritten paths are not compared, nor those that were made out of other files; what
     the folder holds beyond the manifest was left out and is not looked at. Raises OSError.
     """
     rewritten = {f.subject for f in manifest.facts.findings if f.code == "private-path-rewritten"}
-    converted = any(edge.relation == "converted-from" for edge in manifest.facts.lineage)
+    relations = {edge.relation for edge in manifest.facts.lineage}
+    converted = bool(relations & {"converted-from", "extracted-from"})
     files = [
         file
         for file in manifest.files
@@ -184,6 +185,8 @@ def verify_source(path: Path, manifest: Manifest) -> Checked:
     found = []
     for file in files:
         source = path / file.path
+        if "extracted-from" in relations and not source.exists():
+            source = path.parent / file.path  # papers of the folder above go along
         if not source.is_file():
             words = f"{shown(file.path)} is gone from the source"
         elif source.stat().st_size != file.size or sha256_file(source) != file.sha256:

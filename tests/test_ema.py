@@ -1,0 +1,86 @@
+"""The `ema` key of a watch rule: running averages are published, preferred or dropped, as tables and as files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weighbridge.adapters import layout
+from weighbridge_testlib import builders, parts
+from weighbridge_testlib.bench import Bench
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+
+def published(bench: Bench) -> list[dict[str, Any]]:
+    """Settle and work; return the tensors of every version, in order."""
+    bench.settle()
+    bench.work()
+    files = sorted((bench.place / "remote/models/team-run").glob("v*/model.safetensors"))
+    assert len(files) == len(bench.versions())
+    return [safetensors_torch.load_file(file) for file in files]
+
+
+@pytest.mark.parametrize("form", ["file", "pieces"])
+@pytest.mark.parametrize("ema", ["keep", "prefer", "drop"])
+def test_two_tables_in_one_checkpoint(tmp_path: Path, ema: str, form: str) -> None:
+    """The raw weights are published, with "prefer" the average; never both, and the finding names the two."""
+    bench = Bench(tmp_path, publish=("all",), ema=ema)
+    raw, average = parts.state(1), parts.state(2)
+    folder = bench.runs / "team/run"
+    folder.mkdir(parents=True)
+    if form == "file":
+        torch.save({"state_dict": raw, "ema_state_dict": average, "epoch": 3}, folder / "last.ckpt")
+    else:
+        parts.pieces(folder / "step-5", {"model": raw, "ema": average})
+    (found,) = published(bench)
+    parts.same(found, average if ema == "prefer" else raw)
+    bench.catalog.close()
+
+
+@pytest.mark.parametrize(("ema", "seeds"), [("keep", [1, 2]), ("prefer", [2]), ("drop", [1])])
+@pytest.mark.parametrize(
+    ("name", "averaged"), [("model.pt", "model_ema.pt"), ("epoch=1.ckpt", "epoch=1-EMA.ckpt"), ("unet", "unet_ema")]
+)
+def test_files_and_folders_of_their_own(tmp_path: Path, ema: str, seeds: list[int], name: str, averaged: str) -> None:
+    """Both are published, or the average in place of the raw one, or the raw one alone; the rest is set aside."""
+    bench = Bench(tmp_path, publish=("all",), ema=ema)
+    folder = bench.runs / "team/run"
+    for label, seed in ((name, 1), (averaged, 2)):
+        if "." in label:
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(parts.state(seed), folder / label)
+        else:
+            builders.llama_model(folder / label, seed=seed)
+    bench.settle()
+    bench.work()
+    assert len(bench.versions()) == len(seeds)
+    done = {Path(job.path).name for job in bench.store.jobs("state = 'done'")}
+    assert done == {label for label, seed in ((name, 1), (averaged, 2)) if seed in seeds}
+    aside = bench.store.skipped()
+    assert {row["reason"] for row in aside} == ({"averaged"} if len(seeds) == 1 else set())
+    assert all("ema" in row["why"] for row in aside)
+    bench.catalog.close()
+
+
+def test_a_run_that_is_named_after_it(tmp_path: Path) -> None:
+    """A folder's name alone makes no average of it: there must be the folder it is the average of."""
+    bench = Bench(tmp_path, publish=("all",), ema="drop")
+    builders.llama_model(bench.runs / "team/test-ema-0.999")
+    bench.settle()
+    bench.work()
+    assert len(bench.versions()) == 1
+    bench.catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("model_ema.pt", "model.pt"), ("epoch=1-EMA.ckpt", "epoch=1.ckpt"), ("unet_ema", "unet"), ("ema-unet", "unet"),
+        ("swa_model.pt", "model.pt"), ("model.averaged.pth", "model.pth"), ("schema.pt", None), ("model.pt", None),
+    ],
+)  # fmt: skip
+def test_names(name: str, raw: str | None) -> None:
+    """The word stands alone between separators, first or last; without it, it is the name of the raw one."""
+    assert layout.raw_of(name) == raw
