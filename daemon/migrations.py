@@ -138,3 +138,15 @@ def registries_seen(db: Database) -> None:
             uuid TEXT NOT NULL,
             at REAL NOT NULL
         ) WITHOUT ROWID""")
+
+
+@schema()
+def what_mirrors_were_told(db: Database) -> None:
+    """Keep what was said of a name's versions when a mirror was told last."""
+    db.execute("""
+        CREATE TABLE followed (
+            remote TEXT NOT NULL,
+            name TEXT NOT NULL,
+            said TEXT NOT NULL,
+            PRIMARY KEY (remote, name)
+        ) WITHOUT ROWID""")

@@ -4,7 +4,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -14,7 +14,13 @@ from weighbridge.registry.catalog_read import DAMAGE, Row, is_damage
 from weighbridge.registry.cli import context
 from weighbridge.registry.cli.catalogue import Shelf
 from weighbridge.registry.cli.output import Output
-from weighbridge.registry.errors import FeedDamagedError, NotFoundError, UnreachableError, WeighbridgeError
+from weighbridge.registry.errors import (
+    DeniedError,
+    FeedDamagedError,
+    NotFoundError,
+    UnreachableError,
+    WeighbridgeError,
+)
 from weighbridge.registry.flow import sync
 from weighbridge.registry.flow.feed import version_entry
 from weighbridge.registry.flow.marker import open_registry
@@ -62,6 +68,15 @@ def refresh(chosen: RemoteSettings, out: Output) -> Shelf:
     finally:
         remote.close()
     return Shelf(chosen, opened.catalog, opened.registry.registry, time.time(), cached=False)
+
+
+def look_everywhere(remotes: Iterable[RemoteSettings], out: Output) -> None:
+    """Bring the caches of all remotes up to date; one that does not answer is told of and left as it was known."""
+    for remote in remotes:
+        try:
+            refresh(remote, out).view.link.close()
+        except (UnreachableError, NotFoundError, DeniedError) as error:
+            out.talk(f"warning: {remote.name}: {error.what}", "yellow")
 
 
 @contextmanager
@@ -117,6 +132,12 @@ def catch_up(found: Opened) -> None:
     """Bring the cache up to what was just written, so that the next `ls` shows it; failing that is no error."""
     with suppress(WeighbridgeError, *DAMAGE):
         sync.sync(found.remote, found.catalog)
+
+
+def remember(found: Opened, name: str, n: int, level: str) -> None:
+    """Note at which level the copy of a version was verified just now, for `show`; failing that is no error."""
+    with suppress(*DAMAGE):
+        found.catalog.checked(name, n, level, time.time())
 
 
 def whoami() -> str:

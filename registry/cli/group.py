@@ -32,6 +32,8 @@ COMMANDS: Final[dict[str, Entry]] = {
     "merge": Entry(_HOME + "merge:merge", "Merge an adapter into its base, streamed and proven."),
     "verify": Entry(_HOME + "verify:verify", "Compare a version or a pulled folder with its manifest."),
     "tag": Entry(_HOME + "tag:tag", "Move a tag such as 'prod', or show its history."),
+    "mirror": Entry(_HOME + "mirror:mirror", "Copy a name, or one version, to another remote."),
+    "withdraw": Entry(_HOME + "withdraw:withdraw", "Take a version back."),
     "allow": Entry(_HOME + "allow:allow", "Allow one finding of a blocked folder, with a reason."),
     "card": Entry(_HOME + "card:card", "Print a version's model card, or edit the part people write."),
     "status": Entry(_HOME + "status:status", "Show what the daemon is doing and what it waits for."),

@@ -73,6 +73,8 @@ def pull(
                 begin=begin,
                 progress=follower.moved,
             )
+        if result.fetched == result.bytes and not result.partial:
+            fresh.remember(found, result.name, result.n, "sha256-read")
         tell(result, place, time.monotonic() - begun, out)
 
 

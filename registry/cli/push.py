@@ -113,8 +113,9 @@ def push(
     finally:
         opened.close()
     _tell(receipt, admission, time.monotonic() - begun, out)
-    with fresh.opened(chosen, out, ref=f"{receipt.name}@v{receipt.n}"):
-        pass  # so that the next `ls` shows it
+    with fresh.opened(chosen, out, ref=f"{receipt.name}@v{receipt.n}") as known:  # so that the next `ls` shows it
+        if not receipt.joined:
+            fresh.remember(known, receipt.name, receipt.n, receipt.verified)
 
 
 def _judge(

@@ -33,6 +33,7 @@ from weighbridge.registry.remotes.s3.client import Connection, Place, place_of
 from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
+from weighbridge.registry.remotes.s3.proofs import Proofs
 from weighbridge.registry.remotes.s3.ranges import Budget, Reader
 
 SINGLE: Final = 16 << 20
@@ -42,7 +43,6 @@ MEMORY: Final = 64 << 20
 PARALLEL: Final = 8
 _TRIES: Final = 3
 _DAMAGED_MAX: Final = 3
-_PROOFS_MAX: Final = 4096
 _TYPES: Final = {".json": "application/json", ".md": "text/markdown; charset=utf-8"}
 
 
@@ -72,8 +72,7 @@ class S3Remote:
         self._sending = Budget(MEMORY)
         self._reading = Budget(MEMORY // 2)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="s3")
-        self._proofs: dict[str, multipart.Sent] = {}
-        self._lock = threading.Lock()
+        self._proofs = Proofs(None if record is None else record.with_suffix(".proofs"))
         self._alone = threading.Lock()
         self._bucket_seen = False
 
@@ -136,7 +135,7 @@ class S3Remote:
             with disk.speaking(f"cannot read {shown(str(source))}"):
                 sent = multipart.send(job, descriptor)
             if sent.composite:
-                self._prove(key, sent)
+                self._proofs.keep(self.link.key(key), sent)
             elif can.sha256_parts:
                 self._read_back(key, size, sha256)
 
@@ -200,8 +199,7 @@ class S3Remote:
     def delete(self, key: str) -> None:
         """Remove one object; a key that is not there is no error."""
         check_key(key)
-        with self._lock:
-            self._proofs.pop(key, None)
+        self._proofs.drop(self.link.key(key))
         with suppress(errors.MissingError):
             self.link.ask("delete_object", f"cannot delete {shown(key)}", tries=_TRIES, Key=self.link.key(key))
 
@@ -313,7 +311,7 @@ class S3Remote:
         if int(head["ContentLength"]) == size and part:
             _, ours, composite = multipart.composite_of(descriptor, part)
             if (ours, composite) == (sha256, told):
-                self._prove(key, multipart.Sent(str(head.get("ETag")), told, sha256))
+                self._proofs.keep(self.link.key(key), multipart.Sent(str(head.get("ETag")), told, sha256))
         raise errors.ExistsError(f"{shown(key)} is taken", why=f"{shown(self.url)} holds an object of that key")
 
     def _read_back(self, key: str, size: int, sha256: str) -> None:
@@ -333,12 +331,6 @@ class S3Remote:
                 fix="do not publish there until the store is repaired",
                 key=key,
             )
-
-    def _prove(self, key: str, sent: multipart.Sent) -> None:
-        with self._lock:
-            if len(self._proofs) >= _PROOFS_MAX:
-                self._proofs.clear()
-            self._proofs[key] = sent
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -381,8 +373,7 @@ class S3Remote:
                 return b64decode(told, validate=True).hex()
             except (ValueError, binascii.Error):
                 return None
-        with self._lock:
-            proof = self._proofs.get(key)
+        proof = self._proofs.find(self.link.key(key))
         same = proof is not None and (proof.etag, proof.composite) == (head.get("ETag"), told)
         return proof.sha256 if proof is not None and same else None
 
