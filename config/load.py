@@ -27,6 +27,7 @@ from weighbridge.config.settings import (
     STORAGE_CLASSES,
     UNKNOWN_LICENSE,
     WRITERS,
+    CacheSettings,
     DaemonSettings,
     RemoteSettings,
     Settings,
@@ -89,8 +90,9 @@ REMOTE_KEYS: Final[dict[str, Check]] = {
     "storage_class": values.choice(*STORAGE_CLASSES),
     "writers": values.choice(*WRITERS),
 }
+CACHE_KEYS: Final[dict[str, Check]] = {"max": values.size}
 S3_KEYS: Final = ("endpoint", "region", "addressing", "ca", "profile", "encryption", "storage_class", "writers")
-TOP_KEYS: Final = ("daemon", "watch", "remotes")
+TOP_KEYS: Final = ("daemon", "watch", "remotes", "cache")
 
 
 class Problem(NamedTuple):
@@ -198,7 +200,8 @@ def _settings(
     daemon = _daemon(document, source, environ, problems)
     remotes = _remotes(document, environ, problems)
     watch = _watch(document, remotes, problems)
-    settings = Settings(daemon=daemon, watch=watch, remotes=remotes, source=source)
+    cache = CacheSettings(**_section(document.get("cache", {}), ("cache",), CACHE_KEYS, problems))
+    settings = Settings(daemon=daemon, watch=watch, remotes=remotes, source=source, cache=cache)
     if not problems:
         problems += _places(settings, os.path.realpath if resolve else os.path.normpath)
     return settings

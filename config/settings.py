@@ -98,6 +98,13 @@ class RemoteSettings(NamedTuple):
     """"one" is for stores that cannot refuse a key that is taken."""
 
 
+class CacheSettings(NamedTuple):
+    """The `[cache]` table: what `registry pull` keeps; sizes in bytes."""
+
+    max: int = 20 * GB
+    """Files that were pulled, all together; 0 keeps none."""
+
+
 class Settings(NamedTuple):
     """The whole configuration; `source` is the file it was read from, None for the built-in one."""
 
@@ -105,3 +112,4 @@ class Settings(NamedTuple):
     watch: tuple[WatchRule, ...]
     remotes: Mapping[str, RemoteSettings]
     source: Path | None
+    cache: CacheSettings = CacheSettings()

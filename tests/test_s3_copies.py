@@ -86,3 +86,26 @@ def test_a_damaged_copy_is_found_without_reading(
     assert said.code == 5
     found = [f for f in conforms(said.json, "verify")["findings"] if f["severity"] == "block"]
     assert [(f["code"], f["subject"]) for f in found] == [("file-damaged", "adapter_config.json")]
+
+
+def test_a_second_pull_comes_from_the_cache(seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a network what was pulled is kept, up to the limit of the settings; --no-cache does without."""
+    desk = desk_with_bucket(tmp_path, monkeypatch, seaweed, "copies-cache")
+    desk.shelf.publish(NAME)
+    desk.ok("mirror", NAME, "--to", "bucket")
+    whole = sum(map(len, payload(1).values()))
+
+    def pull(target: str, *more: str) -> tuple[int, int]:
+        told = conforms(desk.ok("pull", NAME, target, "--json", *more).json, "pull")
+        return told["fetched"], told["cached"]
+
+    assert pull("plain") == (whole, 0)
+    assert not (desk.cache / "files").exists()  # a folder is as near as the cache
+    assert pull("a", "--remote", "bucket", "--no-cache") == (whole, 0)
+    assert pull("b", "--remote", "bucket") == (whole, 0)
+    assert pull("c", "--remote", "bucket") == (0, whole)
+    said = desk.ok("pull", NAME, "d", "--remote", "bucket")
+    assert f"({whole / 1000:.2f} kB reused, {whole / 1000:.2f} kB of it from the cache)" in said.err
+    with desk.config.open("a") as stream:
+        stream.write("[cache]\nmax = 0\n")
+    assert pull("e", "--remote", "bucket") == (whole, 0)
