@@ -73,12 +73,9 @@ def test_what_people_do_to_a_pulled_file_does_not_reach_the_cache(remote: Counti
             with (tmp_path / target / path).open("r+b") as stream:
                 stream.write(b"mine")
         assert pulled.bytes == TOTAL
-    for digest, path in kept(tmp_path / "cache").items():
-        assert (sha256_bytes(path.read_bytes()), path.stat().st_nlink, path.stat().st_mode & 0o777) == (
-            digest,
-            1,
-            0o400,
-        )
+    for digest, file in kept(tmp_path / "cache").items():
+        found = file.stat()
+        assert (sha256_bytes(file.read_bytes()), found.st_nlink, found.st_mode & 0o777) == (digest, 1, 0o400)
     assert right(pull(remote, NAME, 1, tmp_path / "c", cache=cache))
 
 
