@@ -4,8 +4,10 @@ import hashlib
 import os
 import shutil
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,6 +25,10 @@ Progress = Callable[[str, int], None]
 """Called with a file's path and the number of its bytes that were just received or found here; negative when they
 turned out to be wrong."""
 
+_LARGE: Final = 8 << 20
+"""Bytes from which on a file is written beside the hashing."""
+_WRITES: Final = 4
+"""Chunks that wait for the disk; they are in memory."""
 _READ: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -144,15 +150,16 @@ def _receive(job: _Job, descriptor: int, entry: FileEntry, digest: "hashlib._Has
     if have == entry.size and have:
         return have
     try:
-        for chunk in job.remote.fetch(layout.version(job.name, job.n, entry.path), have):
-            if job.stop.is_set():
-                raise _Stopped
-            have += len(chunk)
-            if have > entry.size:
-                break
-            digest.update(chunk)
-            disk.write_all(descriptor, chunk)
-            _report(job, entry, len(chunk))
+        with _writing(descriptor, have, entry.size) as write:
+            for chunk in job.remote.fetch(layout.version(job.name, job.n, entry.path), have):
+                if job.stop.is_set():
+                    raise _Stopped
+                have += len(chunk)
+                if have > entry.size:
+                    break
+                write(chunk)
+                digest.update(chunk)
+                _report(job, entry, len(chunk))
     except MissingError as error:
         if once.look(job.remote, layout.withdrawn(job.name, job.n)) is not None:
             raise withdrawn(job.name, job.n) from error
@@ -163,6 +170,30 @@ def _receive(job: _Job, descriptor: int, entry: FileEntry, digest: "hashlib._Has
             file=entry.path,
         ) from error
     return have
+
+
+@contextmanager
+def _writing(descriptor: int, have: int, size: int) -> Iterator[Callable[[bytes], None]]:
+    """Give what appends chunks to a file, all of them written when this ends; of a large one beside the hashing.
+
+    A large file's room is reserved first. What is written is always a beginning of the file, so that a cut costs
+    nothing but what was not written yet. Raises OSError.
+    """
+    if size - have < _LARGE:
+        yield lambda chunk: disk.write_all(descriptor, chunk)
+        return
+    disk.reserve(descriptor, have, size - have)
+    running: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="write") as pool:
+
+        def write(chunk: bytes) -> None:
+            while len(running) >= _WRITES or (running and running[0].done()):
+                running.popleft().result()
+            running.append(pool.submit(disk.write_all, descriptor, chunk))
+
+        yield write
+        for one in running:
+            one.result()
 
 
 def _report(job: _Job, entry: FileEntry, count: int) -> None:

@@ -230,7 +230,7 @@ def _drifted(at: place.Target, manifest: Manifest) -> ConflictError:
 def _room(hidden: Path, files: Sequence[FileEntry]) -> None:
     """Raise DiskFullError before the first byte when the files cannot fit."""
     with disk.speaking(f"cannot look at {shown(str(hidden))}"):
-        here = sum(min(f.size, p.stat().st_size) for f in files if (p := hidden / f.path).is_file())
+        here = sum(min(f.size, _held(p)) for f in files if (p := hidden / f.path).is_file())
         need = sum(f.size for f in files) - here + RESERVE
         free = disk.free_bytes(hidden)
     if need > free:
@@ -241,6 +241,12 @@ def _room(hidden: Path, files: Sequence[FileEntry]) -> None:
             need=need,
             free=free,
         )
+
+
+def _held(path: Path) -> int:
+    """Return the room that a file has already: its bytes, or what was reserved for it."""
+    found = path.stat()
+    return max(found.st_size, found.st_blocks * 512)
 
 
 def _rendered(
