@@ -291,7 +291,8 @@ class Catalog(read.View):
         tags = "SELECT tag, seq FROM tags WHERE registry = ? AND name = ? ORDER BY tag"
         marks = """SELECT n, state = 'withdrawn', note FROM versions WHERE registry = ? AND name = ?
                    AND (state = 'withdrawn' OR note IS NOT NULL) ORDER BY n"""
-        told = [self.link.execute(sql, mine).fetchall() for sql in (tags, marks)]
+        with self.immediate() as link:
+            told = [link.execute(sql, mine).fetchall() for sql in (tags, marks)]
         return sha256_bytes(repr(told).encode())
 
     def checked(self, name: str, n: int, level: str, at: float) -> None:

@@ -14,10 +14,10 @@ import msgspec
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, fetch, once, rebuild, tags
+from weighbridge.registry.flow.decide import check_set
 from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.flow.mirror import bring_claim, deliver, stricter
 from weighbridge.registry.flow.publish import UNTOLD
-from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote, Stat
 
@@ -73,23 +73,24 @@ def carry(
     stored = once.look(home, layout.manifest(name, n))
     if stored is None:
         return Carried(n=n, outcome="open", why="nobody has committed it yet")
-    if isinstance(decided(stored, layout.manifest(name, n)), Void):
+    manifest = decided(stored, layout.manifest(name, n))
+    if isinstance(manifest, Void):
         bring_claim(home, mirror, name, n, registry=registry)
         return Carried(n=n, outcome="void")
     if once.look(home, layout.withdrawn(name, n)) is not None:
         bring_claim(home, mirror, name, n, registry=registry)
         return Carried(n=n, outcome="withdrawn", why="it was taken back")
-    manifest = checked_manifest(home, name, n)
+    if once.look(mirror, layout.manifest(name, n)) == stored:
+        if not mirror.properties.commits:  # a commit has its files or is none
+            check_set(mirror, name, n, manifest)
+        return Carried(n=n, outcome="there", verified="size")
     refusal = stricter(manifest, settings)
     if refusal is not None:
         return Carried(n=n, outcome="refused", why=refusal)
-    there = once.look(mirror, layout.manifest(name, n)) == stored
     done = deliver(
         home, mirror, name, n,
         mirror_name=settings.name, registry=registry, scratch=scratch, begin=begin, progress=progress,
     )  # fmt: skip
-    if there:
-        return Carried(n=n, outcome="there", verified=done.verified)
     return Carried(n=n, outcome="copied", verified=done.verified, bytes=sum(file.size for file in manifest.files))
 
 
