@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout
 from weighbridge.registry.flow import commit_publish, tags
 from weighbridge.registry.flow.decision import committed
-from weighbridge.registry.flow.follow import beside
+from weighbridge.registry.flow.follow import beside, carry
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.mirror import deliver
 from weighbridge.registry.flow.publish import publish as flow_publish
@@ -150,8 +151,18 @@ def test_tags_and_withdrawals_come_along(hub: TestHub, tmp_path: Path) -> None:
     """A tag that moves at home moves on the Hub, its Git tag with it; a withdrawal comes too; repeating is harmless."""
     home, mirror = home_with(tmp_path, 2), remote(hub, tmp_path / "ann")
     registry, own = open_registry(mirror, create=True), open_registry(home, create=False)
-    for n in (1, 2):
-        deliver(home, mirror, NAME, n, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+    for outcome in ("copied", "there"):
+        for n in (1, 2):
+            done = carry(
+                home,
+                mirror,
+                NAME,
+                n,
+                settings=RemoteSettings("hub", "hf://acme"),
+                registry=registry,
+                scratch=tmp_path / "scratch",
+            )
+            assert done.outcome == outcome
     tags.move(home, own, NAME, "prod", 1, "lw")
     tags.move(home, own, NAME, "prod", 2, "lw")
     withdraw(home, own, NAME, 1, who="lw", why="wrong data")
