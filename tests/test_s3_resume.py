@@ -17,12 +17,15 @@ from pathlib import Path
 import pytest
 
 from weighbridge.registry import errors, layout
+from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.s3 import multipart
+from weighbridge.registry.remotes.s3.ranges import WINDOW
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import seaweed as servers
 from weighbridge_testlib.proxy import Fault, Proxy, Request
 from weighbridge_testlib.seaweed import Server
+from weighbridge_testlib.shelf import Shelf
 
 MIB = 1 << 20
 PART = multipart.PART_LEAST
@@ -173,3 +176,43 @@ def test_a_kill_with_several_workers_costs_what_was_under_way(
     kept = sum(there(seaweed, prefix).values())
     assert finish(seaweed, prefix, given) == count * PARTS - kept
     assert kept >= nth - workers
+
+
+PULL = """
+import sys
+from pathlib import Path
+from weighbridge.registry.flow.pull import pull
+from weighbridge.registry.remotes.s3.client import Place
+from weighbridge.registry.remotes.s3.remote import S3Remote
+
+endpoint, prefix, target = sys.argv[1:]
+pull(S3Remote(Place(f"s3://registry/{prefix}", "registry", prefix + "/", endpoint)), "m", 1, Path(target))
+"""
+
+
+def test_a_killed_pull_goes_on_with_what_was_written(seaweed: Server, tmp_path: Path) -> None:
+    """What lay there at the kill is a beginning of the file, is hashed again, and only the rest is fetched."""
+    remote = S3Remote(seaweed.place("resume-pull"))
+    weights = random.Random(7).randbytes(7 * WINDOW + 1000)
+    Shelf(remote).publish("m", {"model.safetensors": weights})
+    reads: list[int] = []
+    with Proxy(seaweed.endpoint) as proxy:
+        command = [sys.executable, "-c", PULL, proxy.endpoint, "resume-pull", str(tmp_path / "model")]
+        child = subprocess.Popen(command, env=os.environ)
+
+        def plan(request: Request) -> Fault | None:
+            if "model.safetensors" in request.target:
+                reads.append(request.number)
+            if len(reads) < 7:
+                return None
+            child.send_signal(signal.SIGKILL)
+            return Fault("refuse")
+
+        proxy.plan = plan
+        assert child.wait() == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+    result = pull(remote, "m", 1, tmp_path / "model")
+    assert result.fetched + result.reused == len(weights)
+    assert result.reused >= 2 * WINDOW
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights
+    remote.close()
