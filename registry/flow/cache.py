@@ -133,7 +133,7 @@ def _copy(source: int, target: Path, size: int, *, mode: int, spare: float = 0.0
         os.lseek(source, 0, os.SEEK_SET)
         left = size
         while left:
-            moved = os.sendfile(descriptor, source, None, left)  # type: ignore[arg-type]
+            moved = os.sendfile(descriptor, source, None, left)
             if not moved:
                 raise OSError(errno.EIO, "it became shorter", str(target))
             left -= moved
