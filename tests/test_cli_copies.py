@@ -1,5 +1,6 @@
 """Several remotes of one name: `mirror`, `withdraw`, `verify --remote`, and the copies in `show`."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 
 from weighbridge.registry import layout
 from weighbridge.registry.flow import notes, tags
+from weighbridge.registry.flow.withdraw import GRACE
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge_testlib.desk import Desk, conforms
+from weighbridge_testlib.shelf import payload
 
 NAME = "medical-sft"
 
@@ -171,6 +174,24 @@ def test_a_tag_and_a_vague_reference_are_no_withdrawal(desk: Two) -> None:
     assert desk.registry("withdraw", NAME, "--reason", "wrong data").code == 2
     assert desk.registry("withdraw", f"{NAME}@v1", "--reason", " ").code == 2
     assert desk.registry("withdraw", f"{NAME}@v9", "--reason", "wrong data").code == 3
+
+
+def test_files_go_only_after_a_withdrawal_and_its_grace(desk: Two) -> None:
+    """Without --yes it is only said; within the grace it ends 8; then the payload goes and manifest and claim stay."""
+    assert desk.registry("purge", f"{NAME}@v3", "--yes").code == 3
+    desk.ok("withdraw", f"{NAME}@v3", "--reason", "wrong data")
+    told = conforms(desk.ok("purge", f"{NAME}@v3", "--json").json, "purge")
+    assert (told["dry_run"], told["files"], told["bytes"]) == (True, 3, sum(map(len, payload(3).values())))
+    assert desk.registry("purge", f"{NAME}@v3", "--yes").code == 8
+    mark = desk.root / layout.withdrawn(NAME, 3)
+    long_ago = mark.stat().st_mtime - GRACE - 60
+    os.utime(mark, (long_ago, long_ago))
+    assert desk.ok("purge", f"{NAME}@v3", "--yes").out == f"3 files, 2.03 kB of {NAME}@v3 on team deleted\n"
+    left = {stat.key.rpartition("/")[2] for stat in desk.remote.list(layout.version(NAME, 3))}
+    assert left == {"README.md", "training.json", "manifest.json"}
+    assert desk.ok("purge", f"{NAME}@v3", "--json").json["files"] == 0
+    assert desk.registry("purge", NAME, "--yes").code == 2
+    assert desk.ok("verify", f"{NAME}@v1").code == 0
 
 
 # ------------------------------------------------------------------------------------------------------ show, verify

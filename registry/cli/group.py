@@ -34,6 +34,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "tag": Entry(_HOME + "tag:tag", "Move a tag such as 'prod', or show its history."),
     "mirror": Entry(_HOME + "mirror:mirror", "Copy a name, or one version, to another remote."),
     "withdraw": Entry(_HOME + "withdraw:withdraw", "Take a version back."),
+    "purge": Entry(_HOME + "purge:purge", "Delete the files of a version that was taken back."),
     "allow": Entry(_HOME + "allow:allow", "Allow one finding of a blocked folder, with a reason."),
     "card": Entry(_HOME + "card:card", "Print a version's model card, or edit the part people write."),
     "status": Entry(_HOME + "status:status", "Show what the daemon is doing and what it waits for."),

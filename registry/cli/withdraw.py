@@ -26,8 +26,8 @@ def withdraw(*, ref: str, reason: str, remote: str | None, config: str | None, o
     """Take a version back, and tell the team.
 
     From then on it is neither listed nor pulled nor published again by the daemon ('registry push --again' does). Its
-    number stays taken and its manifest stays, for whoever used it. Files are not deleted by this. A version that a tag
-    stands on is not taken back: move the tag first. Mirrors learn of it with their next delivery, or by
+    number stays taken and its manifest stays, for whoever used it; its files stay until 'registry purge'. A version
+    that a tag stands on is not taken back: move the tag first. Mirrors learn of it with their next delivery, or by
     'registry mirror'.
     """
     name, n, _, _ = split(ref)
