@@ -34,12 +34,12 @@ from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_sensele
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
 from weighbridge.registry.remotes.s3.proofs import Proofs
-from weighbridge.registry.remotes.s3.ranges import Budget, Reader
+from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Reader
 
 SINGLE: Final = 16 << 20
 """Files up to this size are sent in one request."""
 MEMORY: Final = 64 << 20
-"""Bytes of files on their way out that lie in memory at once; half of it for files on their way in."""
+"""Bytes of files on their way out that lie in memory at once, and as many of files on their way in."""
 PARALLEL: Final = 8
 _TRIES: Final = 3
 _DAMAGED_MAX: Final = 3
@@ -63,14 +63,16 @@ class S3Remote:
         record: Path | None = None,
         single: int = SINGLE,
         part: int = multipart.PART,
+        window: int = WINDOW,
         workers: int = PARALLEL,
     ) -> None:
         self.link = Connection(place)
         self.probe = Probe(self.link, record)
         self._single = single
         self._part = part
+        self._window = window
         self._sending = Budget(MEMORY)
-        self._reading = Budget(MEMORY // 2)
+        self._reading = Budget(MEMORY)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="s3")
         self._proofs = Proofs(None if record is None else record.with_suffix(".proofs"))
         self._alone = threading.Lock()
@@ -165,7 +167,7 @@ class S3Remote:
     def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
         """Yield the bytes of an object from `offset` on, while the next ones are under way. Raises MissingError."""
         check_key(key)
-        yield from Reader(self.link, self._pool, self._reading, key).chunks(offset)
+        yield from Reader(self.link, self._pool, self._reading, key, window=self._window).chunks(offset)
 
     def stat(self, key: str) -> Stat:
         """Return size, store time, and the sha256 that the server verified, where it did. Raises MissingError."""
