@@ -16,6 +16,7 @@ RUNS = {
     "ingest": ((),),
     "inspect": ((),),
     "hub": ((),),
+    "s3": ((), ("--catalogue",)),
 }
 
 

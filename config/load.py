@@ -28,6 +28,7 @@ from weighbridge.config.settings import (
     STORAGE_CLASSES,
     UNKNOWN_LICENSE,
     WRITERS,
+    CacheSettings,
     DaemonSettings,
     MergeSettings,
     RemoteSettings,
@@ -93,6 +94,7 @@ REMOTE_KEYS: Final[dict[str, Check]] = {
     "storage_class": values.choice(*STORAGE_CLASSES),
     "writers": values.choice(*WRITERS),
 }
+CACHE_KEYS: Final[dict[str, Check]] = {"max": values.size}
 S3_KEYS: Final = ("endpoint", "region", "addressing", "ca", "profile", "encryption", "storage_class", "writers")
 MERGE_KEYS: Final[dict[str, Check]] = {
     "executor": values.choice(*EXECUTORS),
@@ -109,7 +111,7 @@ SLURM_KEYS: Final[dict[str, Check]] = {
     "memory": values.positive_size,
     "poll": values.positive_duration,
 }
-TOP_KEYS: Final = ("daemon", "watch", "remotes", "merge")
+TOP_KEYS: Final = ("daemon", "watch", "remotes", "merge", "cache")
 
 
 class Problem(NamedTuple):
@@ -216,7 +218,8 @@ def _settings(
     remotes = _remotes(document, environ, problems)
     watch = _watch(document, remotes, problems)
     merge = _merge(document, problems)
-    settings = Settings(daemon=daemon, watch=watch, remotes=remotes, source=source, merge=merge)
+    cache = CacheSettings(**_section(document.get("cache", {}), ("cache",), CACHE_KEYS, problems))
+    settings = Settings(daemon=daemon, watch=watch, remotes=remotes, source=source, merge=merge, cache=cache)
     if not problems:
         problems += _places(settings, os.path.realpath if resolve else os.path.normpath)
     return settings

@@ -127,6 +127,13 @@ class MergeSettings(NamedTuple):
     slurm: SlurmSettings = SlurmSettings()
 
 
+class CacheSettings(NamedTuple):
+    """The `[cache]` table: what `registry pull` keeps; sizes in bytes."""
+
+    max: int = 20 * GB
+    """Files that were pulled, all together; 0 keeps none."""
+
+
 class Settings(NamedTuple):
     """The whole configuration; `source` is the file it was read from, None for the built-in one."""
 
@@ -135,3 +142,4 @@ class Settings(NamedTuple):
     remotes: Mapping[str, RemoteSettings]
     source: str | None
     merge: MergeSettings = MergeSettings()
+    cache: CacheSettings = CacheSettings()

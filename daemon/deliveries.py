@@ -18,9 +18,8 @@ from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobs import delay
 from weighbridge.daemon.jobstore import JobStore
 from weighbridge.registry import errors
-from weighbridge.registry.flow.mirror import deliver
+from weighbridge.registry.flow.mirror import deliver, stricter
 from weighbridge.registry.flow.pull import checked_manifest
-from weighbridge.registry.manifest import Manifest
 
 _log = logging.getLogger(__name__)
 
@@ -109,21 +108,3 @@ class Deliveries:
         _log.warning("a delivery ended", extra={"ref": f"{name}@v{n}", "mirror": remote, "state": state, "why": why})
         self._store.delivered(remote, name, n, state=state, reason=why, until=None)
         self._store.event(state, name=name, n=n, detail=f"{remote}: {why}")
-
-
-def stricter(manifest: Manifest, mirror: RemoteSettings) -> str | None:
-    """Return why a mirror may not have a version that was sealed before this mirror was asked, or None.
-
-    One manifest serves all remotes, so a version that was sealed under milder rules cannot be changed any more.
-    """
-    codes = {finding.code for finding in manifest.facts.findings}
-    licence = manifest.facts.license.id
-    if mirror.paths != "keep" and "private-path" in codes:
-        return f"it holds private paths, and {mirror.name} does not keep them"
-    if licence is None and mirror.unknown_license == "block":
-        return f"its licence is unknown, and {mirror.name} blocks that"
-    if licence is not None and licence in mirror.deny_licenses:
-        return f"its licence {licence} is denied by {mirror.name}"
-    if mirror.remote_code == "block" and any(file.role == "code" for file in manifest.files):
-        return f"it holds code, and {mirror.name} blocks that"
-    return None

@@ -175,3 +175,15 @@ def merges(db: Database) -> None:
             stamp TEXT NOT NULL,
             content TEXT NOT NULL
         ) WITHOUT ROWID""")
+
+
+@schema()
+def what_mirrors_were_told(db: Database) -> None:
+    """Keep what was said of a name's versions when a mirror was told last."""
+    db.execute("""
+        CREATE TABLE followed (
+            remote TEXT NOT NULL,
+            name TEXT NOT NULL,
+            said TEXT NOT NULL,
+            PRIMARY KEY (remote, name)
+        ) WITHOUT ROWID""")

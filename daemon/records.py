@@ -140,6 +140,24 @@ class Records:
         with self.transaction():
             self._db.table("deliveries").update((remote, name, n), changes | {"updated_at": time.time()})
 
+    def mirrored(self) -> dict[tuple[str, str, str], int]:
+        """Return how many versions of a name were delivered, by mirror, home and name."""
+        sql = "SELECT remote, home, name, count(*) FROM deliveries WHERE state = 'done' GROUP BY remote, home, name"
+        with self._catalog.immediate() as link:
+            return {(remote, home, name): count for remote, home, name, count in link.execute(sql)}
+
+    def followed(self, remote: str, name: str) -> str | None:
+        """Return what was said of a name when a mirror was told last."""
+        with self._catalog.immediate() as link:
+            sql = "SELECT said FROM followed WHERE remote = ? AND name = ?"
+            found: tuple[str] | None = link.execute(sql, (remote, name)).fetchone()
+        return found[0] if found else None
+
+    def follow(self, remote: str, name: str, said: str) -> None:
+        """Note what a mirror was told of a name."""
+        with self.transaction():
+            self._db.table("followed").upsert({"remote": remote, "name": name, "said": said}, pk=("remote", "name"))
+
     # -- looking again
 
     def verified(self, home: str, name: str, n: int, findings: Sequence[types.Finding]) -> None:

@@ -24,6 +24,7 @@ from weighbridge.daemon.drain import Drains
 from weighbridge.daemon.executors.local import LocalExecutor
 from weighbridge.daemon.executors.slurm import SlurmExecutor
 from weighbridge.daemon.folders import Folders
+from weighbridge.daemon.follow import Following
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.intake import STAGING, Intake
 from weighbridge.daemon.jobs import Runner
@@ -63,6 +64,7 @@ class Session:
     intake: Intake
     runner: Runner
     deliveries: Deliveries
+    following: Following
     upkeep: Upkeep
     merging: Merging
 
@@ -133,6 +135,7 @@ class Session:
         )
         scratch = self._state / STAGING
         self.deliveries = Deliveries(self.store, self.homes, settings.remotes, scratch)
+        self.following = Following(self.store, self.homes)
         names = frozenset(rule.home for rule in settings.watch)
         self.upkeep = Upkeep(self.store, self.homes, names, self._state, self._host)
         why = "file events are switched off" if self._scan_only else None
@@ -230,6 +233,7 @@ class Session:
             "scan": (scan, self.folders.request_scan),
             "retries": (10.0, self._retries),
             "deliveries": (5.0, self._deliver),
+            "following": (15.0, self.following.step),
         }
         if full:
             turns |= {

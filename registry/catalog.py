@@ -18,6 +18,7 @@ from weighbridge.config import mounts
 from weighbridge.registry import catalog_read as read
 from weighbridge.registry import migrations
 from weighbridge.registry.errors import UsageError
+from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.times import seconds
 from weighbridge.registry.types import FeedEntry, Receipt, Row
@@ -283,6 +284,22 @@ class Catalog(read.View):
             row |= {"manifest": row.pop("manifest_sha256"), "registry": self.uuid, "joined": int(receipt.joined)}
             row["files"] = msgspec.json.encode(receipt.files).decode()
             self._put("receipts", ("remote", "registry", "name", "n"), [row])
+
+    def said(self, name: str) -> str:
+        """Return a text that changes when a tag of the name moves, a version is withdrawn or a note is added."""
+        mine = (self.id, name)
+        tags = "SELECT tag, seq FROM tags WHERE registry = ? AND name = ? ORDER BY tag"
+        marks = """SELECT n, state = 'withdrawn', note FROM versions WHERE registry = ? AND name = ?
+                   AND (state = 'withdrawn' OR note IS NOT NULL) ORDER BY n"""
+        with self.immediate() as link:
+            told = [link.execute(sql, mine).fetchall() for sql in (tags, marks)]
+        return sha256_bytes(repr(told).encode())
+
+    def checked(self, name: str, n: int, level: str, at: float) -> None:
+        """Remember that the copy of a version behind this remote was verified, at which level and when."""
+        row = {"name": name, "n": n, "level": level, "checked_at": at}
+        with self.immediate():
+            self._put("copies", ("registry", "name", "n"), [self._mine(row, read.COPY)])
 
     def receipts(self, name: str, n: int) -> list[dict[str, Any]]:
         """Return what remotes confirmed of a version, by remote."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from weighbridge.registry.refs import split
 
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 """Steps in `migrations.catalog`."""
 
 CHECKED_WHOLE: Final = 1 << 20
@@ -36,6 +36,7 @@ VERSION: Final = (
     "size", "parameters", "owner", "step", "run", "run_id", "run_started", "worst", "created_at", "claimed_at",
 )  # fmt: skip
 TAG: Final = ("name", "tag", "seq", "n")
+COPY: Final = ("name", "n", "level", "checked_at")
 SORTS: Final = {
     "age": "created_at",
     "name": "name",
@@ -234,6 +235,11 @@ class View:
             (self.id, name, tag),
             TAG,
         )
+
+    def copy(self, name: str, n: int) -> Row | None:
+        """Return at which level the copy on this remote was verified from here, and when; None when it never was."""
+        sql = f"SELECT {','.join(COPY)},seal FROM copies WHERE registry = ? AND name = ? AND n = ?"
+        return self._one(sql, (self.id, name, n), COPY)
 
     def tags(self, name: str) -> dict[int, list[str]]:
         """Return the tags of a name by number, sorted; `latest`, which is worked out, comes first."""

@@ -4,6 +4,7 @@ The buffer that feeds a hash is the buffer that is written (`copy_hashing`); a f
 changed (`sync_folder`), because otherwise the name is gone after a power loss though the bytes are there.
 """
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -22,6 +23,7 @@ Progress = Callable[[int], None]
 See = Callable[[bytes | bytearray], None]
 """Called with the bytes that were just moved; they are overwritten afterwards."""
 
+_KEEP_SIZE: Final = 1
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 _LATER: Final = frozenset({errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.ETIMEDOUT})
@@ -96,6 +98,20 @@ def write_all(descriptor: int, body: bytes | memoryview) -> None:
     rest = memoryview(body)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def reserve(descriptor: int, start: int, size: int) -> None:
+    """Reserve room for `size` bytes from `start` on, without making the file longer; nothing where that is unknown.
+
+    A file that is filled in order is then in one piece, and a full disk is met before the first byte. Raises OSError.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if call is None or size <= 0:
+        return
+    if call(descriptor, _KEEP_SIZE, ctypes.c_int64(start), ctypes.c_int64(size)) != 0:
+        code = ctypes.get_errno()
+        if code in _FULL:
+            raise OSError(code, os.strerror(code))
 
 
 def copy_hashing(

@@ -177,3 +177,18 @@ def heads_of_repositories(db: Database) -> None:
             commit_id TEXT NOT NULL,
             PRIMARY KEY (registry, name)
         ) WITHOUT ROWID""")
+
+
+@catalog()
+def copies_that_were_verified(db: Database) -> None:
+    """At which level the copy of a version on this remote was verified from here, and when."""
+    db.execute("""
+        CREATE TABLE copies (
+            registry INTEGER NOT NULL REFERENCES registries (id) ON DELETE CASCADE,
+            name TEXT NOT NULL,
+            n INTEGER NOT NULL,
+            level TEXT NOT NULL,
+            checked_at REAL NOT NULL,
+            seal INTEGER NOT NULL DEFAULT 0,
+            PRIMARY KEY (registry, name, n)
+        ) WITHOUT ROWID""")

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout
-from weighbridge.registry.flow import commit_publish
+from weighbridge.registry.flow import commit_publish, tags
+from weighbridge.registry.flow.decision import committed
+from weighbridge.registry.flow.follow import beside, carry
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.mirror import deliver
 from weighbridge.registry.flow.publish import publish as flow_publish
+from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.ledger import LEDGER_FILE, VERSION_FILE, parse_ledger
@@ -141,3 +145,35 @@ def test_a_folder_mirrors_the_hub(hub: TestHub, tmp_path: Path) -> None:
         for path, body in payload(n).items():
             assert mirror.read(layout.version(NAME, n, path)) == body
     ann.close()
+
+
+def test_tags_and_withdrawals_come_along(hub: TestHub, tmp_path: Path) -> None:
+    """A tag that moves at home moves on the Hub, its Git tag with it; a withdrawal comes too; repeating is harmless."""
+    home, mirror = home_with(tmp_path, 2), remote(hub, tmp_path / "ann")
+    registry, own = open_registry(mirror, create=True), open_registry(home, create=False)
+    for outcome in ("copied", "there"):
+        for n in (1, 2):
+            done = carry(
+                home,
+                mirror,
+                NAME,
+                n,
+                settings=RemoteSettings("hub", "hf://acme"),
+                registry=registry,
+                scratch=tmp_path / "scratch",
+            )
+            assert done.outcome == outcome
+    tags.move(home, own, NAME, "prod", 1, "lw")
+    tags.move(home, own, NAME, "prod", 2, "lw")
+    withdraw(home, own, NAME, 1, who="lw", why="wrong data")
+    told = beside(home, mirror, registry, NAME)
+    assert (told.tags, told.withdrawn, told.waiting, told.diverged) == (2, 1, [], [])
+    moved = tags.current(mirror, NAME, "prod")
+    assert moved is not None
+    assert (moved.to, moved.seq) == (2, 2)
+    assert repo_of(hub).tags["prod"] == repo_of(hub).tags["v2"]
+    with pytest.raises(errors.WithdrawnError):
+        committed(mirror, NAME, 1)
+    told = beside(home, mirror, registry, NAME)
+    assert (told.tags, told.withdrawn) == (0, 0)
+    mirror.close()

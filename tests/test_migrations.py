@@ -11,7 +11,13 @@ from weighbridge.registry import catalog_read, migrations
 from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.errors import UsageError
 
-NAMES = ["registries_names_versions", "tags_and_their_moves", "manifests_and_receipts", "heads_of_repositories"]
+NAMES = [
+    "registries_names_versions",
+    "tags_and_their_moves",
+    "manifests_and_receipts",
+    "heads_of_repositories",
+    "copies_that_were_verified",
+]
 
 
 def applied(path: Path) -> list[str]:

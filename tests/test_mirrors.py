@@ -3,11 +3,16 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.daemon.deliveries import Deliveries
-from weighbridge.registry import layout
+from weighbridge.daemon.follow import AGAIN_AFTER, Following
+from weighbridge.registry import errors, layout
+from weighbridge.registry.flow import tags
 from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.flow.verify import verify_version
+from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.remotes.directory import open_directory
 from weighbridge_testlib.bench import Bench
 from weighbridge_testlib.builders import lora_adapter, run_root
@@ -67,4 +72,55 @@ def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     (row,) = bench.store.deliveries()
     assert row["state"] == "diverged"
     assert foreign.read_text() == "{}"
+    bench.catalog.close()
+
+
+def test_a_mirror_follows_tags_and_withdrawals(tmp_path: Path) -> None:
+    """A tag that moves at home moves on the mirror, a withdrawal comes too, and without news nobody is asked."""
+    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
+    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
+    (tmp_path / "mirror").mkdir()
+    bench.catalog.close()
+    bench.open()
+    run_root(bench.runs / "team/run", steps=(1, 2), result=False)
+    bench.settle()
+    bench.work()
+    home, mirror = bench.homes.get("team"), bench.homes.get("mirror")
+    following = Following(bench.store, bench.homes)
+    tags.move(home.remote, home.registry, "team-run", "prod", 2, "lw", "better")
+    home.sync()
+    assert following.step() == 0  # nothing was delivered there yet
+    deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+    while deliveries.step():
+        pass
+    assert following.step() == 1
+    moved = tags.current(mirror.remote, "team-run", "prod")
+    assert moved is not None
+    assert (moved.to, moved.who, moved.why) == (2, "lw", "better")
+    bench.calls.clear()
+    assert following.step() == 0
+    assert bench.calls == []
+    withdraw(home.remote, home.registry, "team-run", 1, who="lw", why="wrong data")
+    tags.move(home.remote, home.registry, "team-run", "prod", None, "lw")
+    home.sync()
+    bench.restart()
+    bench.homes.get("team").sync()
+    bench.away = True
+    now = 1000.0
+    following = Following(bench.store, bench.homes, clock=lambda: now)
+    assert following.step() == 0
+    bench.away = False
+    assert following.step() == 0  # it was tried a moment ago
+    now += AGAIN_AFTER
+    assert following.step() == 1
+    with pytest.raises(errors.WithdrawnError):
+        committed(mirror.remote, "team-run", 1)
+    mirror = bench.homes.get("mirror")
+    mirror.sync()
+    found = mirror.catalog.version("team-run", 1)
+    assert found is not None
+    assert (mirror.catalog.tags("team-run"), found["state"]) == (
+        {2: ["latest"]},
+        "withdrawn",
+    )
     bench.catalog.close()

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from weighbridge.config.load import DAEMON_KEYS, REMOTE_KEYS, WATCH_KEYS, load, read_text, remote_settings
-from weighbridge.config.settings import DaemonSettings, WatchRule
+from weighbridge.config.load import CACHE_KEYS, DAEMON_KEYS, REMOTE_KEYS, WATCH_KEYS, load, read_text, remote_settings
+from weighbridge.config.settings import CacheSettings, DaemonSettings, WatchRule
 from weighbridge.config.starter import example
 
 EXAMPLE = example()
@@ -52,6 +52,7 @@ def test_every_key_is_there() -> None:
     """No setting exists that the example does not show."""
     assert set(DOCUMENT["daemon"]) == set(DAEMON_KEYS)
     assert set(DOCUMENT["watch"][0]) == set(WATCH_KEYS)
+    assert set(DOCUMENT["cache"]) == set(CACHE_KEYS)
     shown = {key for remote in DOCUMENT["remotes"].values() for key in remote}
     assert shown == set(REMOTE_KEYS)
 
@@ -91,6 +92,7 @@ def test_uncommented_defaults_equal_no_table() -> None:
     """Writing the shown value of [daemon] changes nothing against leaving it out, but for the places."""
     bare = read_text("", "x", {})
     given = read_text(EXAMPLE, "x", {})
+    assert given.cache == bare.cache
     assert given.daemon._replace(state=bare.daemon.state, socket=bare.daemon.socket) == bare.daemon
 
 
@@ -98,6 +100,7 @@ MANUAL = Path(__file__).parent.parent / "docs" / "configuration.md"
 TABLES = {
     "daemon": (DAEMON_KEYS, DaemonSettings._field_defaults),
     "watch": (WATCH_KEYS, WatchRule._field_defaults),
+    "cache": (CACHE_KEYS, CacheSettings._field_defaults),
     "remotes.NAME": (REMOTE_KEYS, remote_settings("x", "/x")._asdict()),
 }
 

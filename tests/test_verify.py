@@ -45,11 +45,11 @@ def test_a_sound_version_has_no_findings(shelf: Shelf) -> None:
     assert result.findings == []
     assert (result.files, result.bytes) == (3, sum(map(len, payload(1).values())))
     assert sum(told) == result.bytes
-    assert verify.verify_version(shelf.remote, NAME, 1, quick=True).findings == []
+    assert verify.verify_version(shelf.remote, NAME, 1, reading="needed").findings == []
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_each_kind_of_damage_is_named(shelf: Shelf, quick: bool) -> None:
+@pytest.mark.parametrize("reading", ["all", "needed"])
+def test_each_kind_of_damage_is_named(shelf: Shelf, reading: verify.Reading) -> None:
     """A flipped bit, a short file, a missing and an extra one."""
     key = layout.version(NAME, 1, WEIGHTS)
     body = bytearray(shelf.remote.read(key))
@@ -58,7 +58,7 @@ def test_each_kind_of_damage_is_named(shelf: Shelf, quick: bool) -> None:
     replace(shelf, layout.version(NAME, 1, "adapter_config.json"), b"{}")
     shelf.remote.delete(layout.version(NAME, 1, "tokenizer/tokenizer.json"))
     shelf.remote.create(layout.version(NAME, 1, "stray.bin"), b"x")
-    found = verify.verify_version(shelf.remote, NAME, 1, quick=quick).findings
+    found = verify.verify_version(shelf.remote, NAME, 1, reading=reading).findings
     assert codes(found) == [
         ("file-extra", "stray.bin"),
         ("file-size", "adapter_config.json"),

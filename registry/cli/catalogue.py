@@ -5,7 +5,7 @@ On the start-up path of `ls` and `show`: what asks a remote is imported only whe
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -138,6 +138,50 @@ def _young(shelf: Shelf) -> bool:
     # The feed is dense, so one look says whether there is anything new; it costs less than knowing the age.
     cursor = shelf.view.registry()["cursor"]
     return not os.path.exists(f"{root}/catalog/feed/{cursor + 1:012d}.json")  # noqa: PTH110 - as above
+
+
+def copies(shelf: Shelf, row: Row, remotes: Iterable[RemoteSettings]) -> list[dict[str, Any]]:
+    """Return where else a version is, the remote that was read first: as far as the caches here know; nobody is asked.
+
+    `state` is that of the version there, `absent` where it is not, `diverged` where the number stands for something
+    else, `unknown` where the remote was never looked at from here.
+    """
+    found = [_copy(shelf, row)]
+    for remote in remotes:
+        if remote.url == shelf.remote.url:
+            continue
+        other = _cached(remote, Output(quiet=True))
+        if other is None:
+            told = {"remote": remote.name, "location": _location(remote, row), "state": "unknown"}
+            found.append(told | dict.fromkeys(("verified", "verified_at", "as_of")))
+            continue
+        try:
+            found.append(_copy(other, row))
+        except DAMAGE:
+            continue  # whoever reads that remote next is told, and it is read anew
+        finally:
+            other.view.link.close()
+    return found
+
+
+def _copy(shelf: Shelf, row: Row) -> dict[str, Any]:
+    there = shelf.view.version(row["name"], row["n"])
+    state = "absent" if there is None else there["state"]
+    if there is not None and there["content"] not in {None, row["content"]}:
+        state = "diverged"
+    checked = shelf.view.copy(row["name"], row["n"])
+    return {
+        "remote": shelf.remote.name,
+        "location": _location(shelf.remote, row),
+        "state": state,
+        "verified": checked["level"] if checked else None,
+        "verified_at": instant(checked["checked_at"]) if checked else None,
+        "as_of": instant(shelf.as_of),
+    }
+
+
+def _location(remote: RemoteSettings, row: Row) -> str:
+    return f"{folder_of(remote.url) or remote.url.rstrip('/')}/models/{row['name']}/v{row['n']}"
 
 
 def known_as(content: str | None, manifest: str | None) -> str | None:

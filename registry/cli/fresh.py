@@ -4,7 +4,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,13 @@ from weighbridge.registry.catalog_read import DAMAGE, Row, is_damage
 from weighbridge.registry.cli import context
 from weighbridge.registry.cli.catalogue import Shelf
 from weighbridge.registry.cli.output import Output
-from weighbridge.registry.errors import FeedDamagedError, NotFoundError, UnreachableError, WeighbridgeError
+from weighbridge.registry.errors import (
+    DeniedError,
+    FeedDamagedError,
+    NotFoundError,
+    UnreachableError,
+    WeighbridgeError,
+)
 from weighbridge.registry.flow import sync
 from weighbridge.registry.flow.feed import version_entry
 from weighbridge.registry.flow.marker import open_registry
@@ -23,7 +29,7 @@ from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.flow.resolve import Resolved, resolve
 from weighbridge.registry.refs import shown, split
 from weighbridge.registry.remotes.protocol import Remote
-from weighbridge.registry.types import Registry
+from weighbridge.registry.types import Receipt, Registry
 
 T = TypeVar("T")
 
@@ -65,6 +71,15 @@ def refresh(chosen: RemoteSettings, out: Output) -> Shelf:
     return Shelf(chosen, opened.catalog, opened.registry.registry, time.time(), cached=False)
 
 
+def look_everywhere(remotes: Iterable[RemoteSettings], out: Output) -> None:
+    """Bring the caches of all remotes up to date; one that does not answer is told of and left as it was known."""
+    for remote in remotes:
+        try:
+            refresh(remote, out).view.link.close()
+        except (UnreachableError, NotFoundError, DeniedError) as error:
+            out.talk(f"warning: {remote.name}: {error.what}", "yellow")
+
+
 @contextmanager
 def opened(chosen: RemoteSettings, out: Output, *, ref: str | None = None) -> Iterator[Opened]:
     """Open a remote and bring its cache up to date, for a command that goes on to read or write there.
@@ -89,17 +104,19 @@ def opened(chosen: RemoteSettings, out: Output, *, ref: str | None = None) -> It
         remote.close()
 
 
-def published(chosen: RemoteSettings, ref: str, untold: Sequence[WeighbridgeError], out: Output) -> None:
-    """Let the next `ls` show a version that was just published, and say so where the team could not be told of it.
+def published(chosen: RemoteSettings, receipt: Receipt, untold: Sequence[WeighbridgeError], out: Output) -> None:
+    """Let the next `ls` and `show` tell of a version that was just published; say where the team could not be told.
 
     Nothing that fails here makes the version undone, so nothing is raised.
     """
+    ref = f"{receipt.name}@v{receipt.n}"
     for error in untold:
         why = f"{error.what} ({error.why})" if error.why else error.what
         out.talk(f"warning: {ref} is published; telling the team failed: {why}", "yellow")
         out.talk("  fix: remove the cause and repeat the command: the number stays, the team is told")
-    with suppress(WeighbridgeError, OSError, *DAMAGE), opened(chosen, out, ref=ref):
-        pass
+    with suppress(WeighbridgeError, OSError, *DAMAGE), opened(chosen, out, ref=ref) as known:
+        if not receipt.joined:
+            remember(known, receipt.name, receipt.n, receipt.verified)
 
 
 def _plain(ref: str) -> bool:
@@ -151,6 +168,12 @@ def catch_up(found: Opened) -> None:
     """Bring the cache up to what was just written, so that the next `ls` shows it; failing that is no error."""
     with suppress(WeighbridgeError, *DAMAGE):
         sync.sync(found.remote, found.catalog)
+
+
+def remember(found: Opened, name: str, n: int, level: str) -> None:
+    """Note at which level the copy of a version was verified just now, for `show`; failing that is no error."""
+    with suppress(*DAMAGE):
+        found.catalog.checked(name, n, level, time.time())
 
 
 def whoami() -> str:

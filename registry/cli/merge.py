@@ -218,7 +218,7 @@ def _publish(
                 raise
     finally:
         opened.close()
-    fresh.published(chosen, f"{receipt.name}@v{receipt.n}", untold, out)
+    fresh.published(chosen, receipt, untold, out)
     return receipt
 
 

@@ -1,15 +1,18 @@
 """`registry pull`: a version as a folder, verified, all or nothing."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from weighbridge.config.places import cache_dir
 from weighbridge.registry.cli import context, fresh, options
-from weighbridge.registry.cli.catalogue import complete
+from weighbridge.registry.cli.catalogue import complete, folder_of
 from weighbridge.registry.cli.output import Output, short, size
 from weighbridge.registry.cli.progress import following
+from weighbridge.registry.flow.cache import Cache
 from weighbridge.registry.flow.pull import Pulled
 from weighbridge.registry.flow.pull import pull as deliver
 from weighbridge.registry.refs import shown
@@ -23,6 +26,7 @@ SCHEMA: Final = "weighbridge/pull/1"
 @click.option("--step", type=int, metavar="N", help="The version of a plain name that was made at this training step.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files like this; repeatable.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="No files like this; repeatable.")
+@click.option("--no-cache", is_flag=True, help="Neither use nor keep files in the cache of what was pulled before.")
 @click.option("--force", is_flag=True, help="Replace what a pull put there before.")
 @options.remote
 @options.config
@@ -34,6 +38,7 @@ def pull(
     step: int | None,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
+    no_cache: bool,
     force: bool,
     remote: str | None,
     config: str | None,
@@ -43,9 +48,15 @@ def pull(
 
     REF is name@v7, name:tag, name (its latest version) or @sha256:<8 or more hex digits>. The folder appears at once
     when every byte is checked; after a cut the same command goes on where it stopped. Patterns are those of paths or
-    file names, such as '*.safetensors' or 'tokenizer/'.
+    file names, such as '*.safetensors' or 'tokenizer/'. Files that were pulled from behind a network before come from
+    the cache ('[cache] max' in the configuration), each hashed again.
     """
-    chosen = context.choose_remote(context.settings(config), remote)
+    settings = context.settings(config)
+    chosen = context.choose_remote(settings, remote)
+    near = folder_of(chosen.url) is not None
+    cache = (
+        None if no_cache or near or not settings.cache.max else Cache(Path(cache_dir(os.environ)), settings.cache.max)
+    )
     with fresh.opened(chosen, out, ref=ref) as found:
         version = found.resolve(ref, step)
         place = target if target is not None else Path(version.name)
@@ -68,11 +79,14 @@ def pull(
                 include=include,
                 exclude=exclude,
                 force=force,
+                cache=cache,
                 manifest_sha256=version.manifest,
                 card_sha256=version.card,
                 begin=begin,
                 progress=follower.moved,
             )
+        if result.fetched == result.bytes and not result.partial:
+            fresh.remember(found, result.name, result.n, "sha256-read")
         tell(result, place, time.monotonic() - begun, out)
 
 
@@ -94,6 +108,7 @@ def tell(result: Pulled, place: Path, seconds: float, out: Output) -> None:
                 "bytes": result.bytes,
                 "fetched": result.fetched,
                 "reused": result.reused,
+                "cached": result.cached,
                 "weaker": result.weaker,
                 "partial": result.partial,
                 "already": result.already,
@@ -105,7 +120,8 @@ def tell(result: Pulled, place: Path, seconds: float, out: Output) -> None:
     if result.already:
         out.talk(f"{result.name}@v{result.n} is there already: verified {number}/{number} sha256")
     else:
-        how = f"{size(result.bytes)} in {seconds:.1f} s ({size(result.reused)} reused)"
+        cached = f", {size(result.cached)} of it from the cache" if result.cached else ""
+        how = f"{size(result.bytes)} in {seconds:.1f} s ({size(result.reused)} reused{cached})"
         out.talk(f"verified {number}/{number} sha256   {how}")
     if result.weaker:
         out.talk("weaker form: the target is a mount point, so files were moved in one by one, the manifest last")

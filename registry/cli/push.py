@@ -119,7 +119,7 @@ def push(
     finally:
         opened.close()
     _tell(receipt, admission, time.monotonic() - begun, out)
-    fresh.published(chosen, f"{receipt.name}@v{receipt.n}", untold, out)
+    fresh.published(chosen, receipt, untold, out)
 
 
 def _judge(

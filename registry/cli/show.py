@@ -8,7 +8,8 @@ import click
 
 from weighbridge.registry.catalog_read import Row
 from weighbridge.registry.cli import context, options
-from weighbridge.registry.cli.catalogue import Shelf, complete, folder_of, public, reading
+from weighbridge.registry.cli.catalogue import Shelf, complete, public, reading
+from weighbridge.registry.cli.catalogue import copies as copies_of
 from weighbridge.registry.cli.output import Output, age, short, size
 from weighbridge.registry.shell import load
 
@@ -19,16 +20,26 @@ _TYPES: Final = {"LORA": "LoRA", "IA3": "IA3", "LOHA": "LoHa", "LOKR": "LoKr", "
 @click.command("show")
 @click.argument("ref", shell_complete=complete)
 @click.option("--step", type=int, metavar="N", help="The version of a plain name that was made at this training step.")
+@click.option("--copies", is_flag=True, help="Ask every configured remote whether it holds this version.")
 @options.remote
 @options.offline
 @options.config
 @options.listing
-def show(*, ref: str, step: int | None, remote: str | None, offline: bool, config: str | None, out: Output) -> None:
-    """Show everything known about one version.
+def show(
+    *, ref: str, step: int | None, copies: bool, remote: str | None, offline: bool, config: str | None, out: Output
+) -> None:
+    """Show everything known about one version, and which remotes hold it.
 
-    REF is name@v7, name:tag, name (its latest version) or @sha256:<8 or more hex digits>.
+    REF is name@v7, name:tag, name (its latest version) or @sha256:<8 or more hex digits>. Of the remotes that are not
+    read, the last look counts; a level of verification is that of `push`, `pull`, `mirror` or `verify` from here.
     """
-    chosen = context.choose_remote(context.settings(config), remote)
+    settings = context.settings(config)
+    chosen = context.choose_remote(settings, remote)
+    if copies and not offline:
+        load("weighbridge.registry.cli.fresh:look_everywhere")(settings.remotes.values(), out)
+
+    def describe(shelf: Shelf, row: Row, text: str | None, out: Output) -> None:
+        tell(shelf, row, text, copies_of(shelf, row, settings.remotes.values()), out)
 
     def look(shelf: Shelf) -> bool:
         row = shelf.view.find(ref, step)
@@ -44,12 +55,13 @@ def show(*, ref: str, step: int | None, remote: str | None, offline: bool, confi
         load("weighbridge.registry.cli.fresh:fetched")(chosen, ref, step, out, describe)
 
 
-def describe(shelf: Shelf, row: Row, text: str | None, out: Output) -> None:
-    """Print one version; without its manifest's text what the catalogue knows."""
+def tell(shelf: Shelf, row: Row, text: str | None, copies: list[dict[str, Any]], out: Output) -> None:
+    """Print one version and its copies; without its manifest's text what the catalogue knows."""
     told = public(row, shelf.remote.name)
+    told["where"] = [copy["remote"] for copy in copies if copy["state"] == "committed"] or told["where"]
     manifest: dict[str, Any] | None = load("json:loads")(text) if text is not None else None
     if out.as_json:
-        out.json({"schema": SCHEMA, **shelf.known(), "version": told, "manifest": manifest})
+        out.json({"schema": SCHEMA, **shelf.known(), "version": told, "copies": copies, "manifest": manifest})
         return
     if out.fmt == "name":
         out.say(told["ref"])
@@ -57,7 +69,7 @@ def describe(shelf: Shelf, row: Row, text: str | None, out: Output) -> None:
     wide = out.fmt == "wide"
     tags = f"   tags: {', '.join(row['tags'])}" if row["tags"] else ""
     out.say(f"{told['ref']}   {row['kind']}, {row['state']}{tags}")
-    for label, words in [*_facts(shelf, row, told, wide=wide), *(_details(manifest, wide=wide) if manifest else ())]:
+    for label, words in [*_facts(row, told, copies, wide=wide), *(_details(manifest, wide=wide) if manifest else ())]:
         out.say(f"{label:<10}{words}")
     if manifest is None:
         out.talk("its manifest was never fetched here: run it once without --offline")
@@ -65,7 +77,7 @@ def describe(shelf: Shelf, row: Row, text: str | None, out: Output) -> None:
         out.talk(f"from {shelf.remote.name}{shelf.age()}", "dim")
 
 
-def _facts(shelf: Shelf, row: Row, told: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str]]:
+def _facts(row: Row, told: dict[str, Any], copies: list[dict[str, Any]], *, wide: bool) -> Iterator[tuple[str, str]]:
     """Yield what the catalogue knows."""
     digest = row["content"] if wide else f"sha256:{short(row['content'])}   (full with -o wide)"
     yield "digest", digest
@@ -76,9 +88,17 @@ def _facts(shelf: Shelf, row: Row, told: dict[str, Any], *, wide: bool) -> Itera
     made += [f"run {row['run']}"] if row["run"] else []
     made += [f"step {row['step']}"] if row["step"] is not None else []
     yield "created", ", ".join(made) or "unknown"
-    root = folder_of(shelf.remote.url)
-    place = f"models/{row['name']}/v{row['n']}"
-    yield "copies", f"{shelf.remote.name}   {root or shelf.remote.url}/{place}"
+    shown = [copy for at, copy in enumerate(copies) if wide or not at or copy["state"] not in {"absent", "unknown"}]
+    for at, copy in enumerate(shown):
+        yield "" if at else "copies", f"{copy['remote']}   {copy['location']}{_standing(copy, first=not at)}"
+
+
+def _standing(copy: dict[str, Any], *, first: bool) -> str:
+    """Return how a copy stands: the level at which it was verified and when, or why it is none."""
+    words = [] if copy["state"] == "committed" or first else [copy["state"]]
+    if copy["verified"] and copy["state"] == "committed":
+        words.append(f"{copy['verified']} at {copy['verified_at']}")
+    return f"   ({', '.join(words)})" if words else ""
 
 
 def _details(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str]]:

@@ -1,22 +1,22 @@
-"""`registry verify`: a version, a pulled folder or a published source, every byte against its record."""
+"""`registry verify`: a version on a remote, a pulled folder or a published source, against its record."""
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
 
-from weighbridge.config.settings import Settings
+from weighbridge.config.settings import RemoteSettings, Settings
 from weighbridge.registry import control, manifest
 from weighbridge.registry.cli import context, fresh, options
-from weighbridge.registry.cli.catalogue import complete, known_as
+from weighbridge.registry.cli.catalogue import complete, folder_of, known_as
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, UnreachableError
+from weighbridge.registry.errors import NotFoundError, UnreachableError, UsageError
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import place
-from weighbridge.registry.flow.verify import Checked, verify_folder, verify_source, verify_version
+from weighbridge.registry.flow.verify import Checked, Reading, verify_folder, verify_source, verify_version
 from weighbridge.registry.refs import shown
 
 SCHEMA: Final = "weighbridge/verify/1"
@@ -25,18 +25,26 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 
 @click.command("verify")
 @click.argument("subject", metavar="REF|PATH", shell_complete=complete)
-@click.option("--quick", is_flag=True, help="Trust the remote's own checksums where it has them.")
+@click.option("--read", is_flag=True, help="Read every byte of a version, and keep nothing.")
+@click.option("--quick", is_flag=True, help="Read only files for which the remote has no checksum of its own.")
 @options.remote
 @options.config
 @options.talking
-def verify(*, subject: str, quick: bool, remote: str | None, config: str | None, out: Output) -> int:
+def verify(*, subject: str, read: bool, quick: bool, remote: str | None, config: str | None, out: Output) -> int:
     """Compare a version, a pulled folder or a published source with its record, and name what differs.
 
-    REF: every byte is read on the remote. PATH of a pulled folder: compared with its manifest.json, nobody is asked.
-    PATH of a source folder: compared with what the daemon published from it. Ends 5 when anything differs.
+    REF: in a folder every byte is read; behind a network names, sizes and the store's own checksums are compared
+    without downloading anything, and what has no checksum is told. PATH of a pulled folder: compared with its
+    manifest.json, nobody is asked. PATH of a source folder: compared with what the daemon published from it. Ends 5
+    when anything differs.
     """
+    if read and quick:
+        raise UsageError("--read and --quick exclude each other", fix="leave one of them out")
     if not _is_path(subject):
-        return _version(subject, context.choose_remote(context.settings(config), remote), quick=quick, out=out)
+        chosen = context.choose_remote(context.settings(config), remote)
+        near = folder_of(chosen.url) is not None
+        reading: Reading = "needed" if quick else "all" if read or near else "nothing"
+        return _version(subject, chosen, reading, out)
     path = Path(subject)
     if not path.is_dir():
         raise NotFoundError(f"there is no folder {shown(subject)}", fix="name a pulled folder, or a reference")
@@ -53,7 +61,7 @@ def _is_path(subject: str) -> bool:
     return "@" not in subject and ":" not in subject and os.path.isdir(subject)  # noqa: PTH112 - a word, not a path yet
 
 
-def _version(ref: str, chosen: Any, *, quick: bool, out: Output) -> int:
+def _version(ref: str, chosen: RemoteSettings, reading: Reading, out: Output) -> int:
     with fresh.opened(chosen, out, ref=ref) as found:
         version = found.resolve(ref)
         row = found.read(lambda catalog: catalog.version(version.name, version.n))
@@ -65,10 +73,12 @@ def _version(ref: str, chosen: Any, *, quick: bool, out: Output) -> int:
                 manifest_sha256=version.manifest,
                 claim_sha256=row["claim"] if row else None,
                 card_sha256=version.card,
-                quick=quick,
+                reading=reading,
                 begin=follower.begin,
                 progress=follower.moved,
             )
+        if checked.level is not None and not any(finding.severity == "block" for finding in checked.findings):
+            fresh.remember(found, version.name, version.n, checked.level)
     return tell(checked, "version", version.ref, version.ref, out)
 
 
@@ -103,6 +113,8 @@ def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output
                 "files": checked.files,
                 "bytes": checked.bytes,
                 "partial": checked.partial,
+                "verified": checked.level,
+                "levels": checked.levels,
                 "findings": [msgspec.to_builtins(finding) for finding in checked.findings],
             }
         )
@@ -115,7 +127,16 @@ def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output
             out.say(f"    fix: {found.fix}")
     count = "1 file" if checked.files == 1 else f"{checked.files} files"
     part = " (the part that was pulled)" if checked.partial else ""
-    verdict = f"{len(wrong)} of its objects differ{'s' if len(wrong) == 1 else ''}" if wrong else "sound"
+    verdict = f"{len(wrong)} of its objects differ{'s' if len(wrong) == 1 else ''}" if wrong else _sound(checked)
     what = f"{subject} ({ref})" if ref is not None and ref != subject else subject
     out.say(f"{what}: {count}{part}, {size(checked.bytes)}, {verdict}")
     return 5 if wrong else 0
+
+
+def _sound(checked: Checked) -> str:
+    """Say what "sound" rests on where that is less than every byte."""
+    unproven = checked.levels.get("size", 0)
+    if unproven:
+        some = "1 file has" if unproven == 1 else f"{unproven} files have"
+        return f"nothing differs, but {some} no checksum there and only the size was compared (--read reads all)"
+    return "sound by the store's own checksums" if checked.levels.get("sha256-server") else "sound"

@@ -34,7 +34,7 @@ def decide(remote: Remote, remote_name: str, claimed: Claimed, verified: Mapping
             f"{shown(unproven[0])} was not compared with its record", why="size alone is no proof", fix="upload again"
         )
     try:
-        _check_set(remote, claim, manifest)
+        check_set(remote, claim.name, claim.n, manifest)
     except errors.IntegrityError:
         refuse_void(remote, claim)  # whoever gave the number up removed the files as well
         raise
@@ -69,7 +69,7 @@ def receipt(
     claim = claimed.claim
     manifest = manifest_of(claimed)
     if verified is None:
-        _check_set(remote, claim, manifest)
+        check_set(remote, claim.name, claim.n, manifest)
     levels = set(verified.values()) if verified else {"size"}
     return types.Receipt(
         remote=remote_name,
@@ -122,18 +122,21 @@ def clear_void(remote: Remote, name: str, n: int) -> int:
     return removed
 
 
-def _check_set(remote: Remote, claim: types.Claim, manifest: Manifest) -> None:
-    """Compare the files that lie there with the manifest, by name and size."""
-    root = layout.version(claim.name, claim.n)
+def check_set(remote: Remote, name: str, n: int, manifest: Manifest) -> None:
+    """Compare the files that lie there with the manifest, by name and size.
+
+    Raises IntegrityError for a file that is missing or of another length, ForeignBytesError for one that is not listed.
+    """
+    root = layout.version(name, n)
     there = {found.key.removeprefix(root): found.size for found in remote.list(root)}
     for entry in manifest.files:
         size = there.pop(entry.path, None)
         if size != entry.size:
             found = "missing" if size is None else f"{size} bytes long"
             raise errors.IntegrityError(
-                f"{shown(entry.path)} of {claim.name}@v{claim.n} is {found}",
+                f"{shown(entry.path)} of {name}@v{n} is {found}",
                 why=f"its manifest says {entry.size} bytes",
-                fix=f"registry verify {claim.name}@v{claim.n}",
+                fix=f"registry verify {name}@v{n}",
             )
     foreign = sorted(set(there) - set(types.RENDERED_FILES))
     if foreign:

@@ -4,14 +4,17 @@ import hashlib
 import os
 import shutil
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from weighbridge.registry import disk, layout
 from weighbridge.registry.errors import IntegrityError, MissingError
 from weighbridge.registry.flow import once
+from weighbridge.registry.flow.cache import Cache
 from weighbridge.registry.flow.decision import withdrawn
 from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import shown
@@ -22,7 +25,19 @@ Progress = Callable[[str, int], None]
 """Called with a file's path and the number of its bytes that were just received or found here; negative when they
 turned out to be wrong."""
 
+_LARGE: Final = 8 << 20
+"""Bytes from which on a file is written beside the hashing."""
+_WRITES: Final = 4
+"""Chunks that wait for the disk; they are in memory."""
 _READ: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Moved(NamedTuple):
+    """How bytes came: fetched from the remote, found here, and of the latter those that the cache lent."""
+
+    fetched: int
+    reused: int
+    cached: int
 
 
 class _Stopped(Exception):  # noqa: N818 - it is not an error: another file's is
@@ -37,6 +52,7 @@ class _Job(NamedTuple):
     n: int
     folder: Path
     donor: Path | None
+    cache: Cache | None
     stop: threading.Event
     progress: Progress | None
 
@@ -49,16 +65,18 @@ def files(
     folder: Path,
     *,
     donor: Path | None = None,
+    cache: Cache | None = None,
     progress: Progress | None = None,
-) -> tuple[int, int]:
-    """Fetch files of a version into a folder and return the bytes fetched and reused; each is whole, right and synced.
+) -> Moved:
+    """Fetch files of a version into a folder and return how their bytes came; each is whole, right and synced.
 
     What lies in `folder` from before is hashed again and gone on from. `donor` is a folder that may hold some of the
-    files already. Raises IntegrityError that names a damaged file, WithdrawnError, and what remote and disk raise.
+    files already; `cache` lends what it has, and gets all of them. Raises IntegrityError that names a damaged file,
+    WithdrawnError, and what remote and disk raise.
     """
-    job = _Job(remote, name, n, folder, donor, threading.Event(), progress)
+    job = _Job(remote, name, n, folder, donor, cache, threading.Event(), progress)
     pool = ThreadPoolExecutor(max(1, min(remote.properties.parallel, len(entries))), thread_name_prefix="fetch")
-    work: list[Future[tuple[int, int]]] = []
+    work: list[Future[Moved]] = []
     try:
         work += [pool.submit(_fetch, job, entry) for entry in sorted(entries, key=lambda f: -f.size)]
         wait(work, return_when=FIRST_EXCEPTION)
@@ -67,11 +85,15 @@ def files(
         pool.shutdown(wait=True, cancel_futures=True)
     for failed in _failures(work):
         raise failed
-    counts = [future.result() for future in work]
-    return sum(fetched for fetched, _ in counts), sum(reused for _, reused in counts)
+    moved = [future.result() for future in work]
+    if cache is not None:
+        for entry in entries:
+            cache.keep(folder / entry.path, entry.sha256, entry.size)
+        cache.sweep()
+    return Moved(*(sum(counts) for counts in zip(*moved, strict=True)))
 
 
-def _failures(work: "Sequence[Future[tuple[int, int]]]") -> Iterator[BaseException]:
+def _failures(work: "Sequence[Future[Moved]]") -> Iterator[BaseException]:
     """Yield what went wrong, damage first: it is what a person has to know."""
     found = [error for future in work if not future.cancelled() and (error := future.exception()) is not None]
     yield from sorted(
@@ -79,13 +101,14 @@ def _failures(work: "Sequence[Future[tuple[int, int]]]") -> Iterator[BaseExcepti
     )
 
 
-def _fetch(job: _Job, entry: FileEntry) -> tuple[int, int]:
+def _fetch(job: _Job, entry: FileEntry) -> Moved:
     """Fetch one file, going on behind what is here; the hash is that of the bytes that were written."""
     path = job.folder / entry.path
     with disk.speaking(f"cannot write {shown(entry.path)}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         if job.donor is not None and not path.exists():
             _borrow(job.donor / entry.path, path, entry)
+        lent = job.cache is not None and not path.exists() and job.cache.lend(entry.sha256, entry.size, path)
         descriptor = os.open(path, _READ, 0o666)
         try:
             while True:
@@ -93,8 +116,11 @@ def _fetch(job: _Job, entry: FileEntry) -> tuple[int, int]:
                 total = _receive(job, descriptor, entry, digest, have)
                 if total == entry.size and digest.hexdigest() == entry.sha256:
                     os.fsync(descriptor)
-                    return total - have, have
+                    return Moved(total - have, have, have if lent else 0)
                 os.ftruncate(descriptor, 0)
+                if lent and job.cache is not None:
+                    job.cache.damaged(entry.sha256)
+                    lent = False
                 if not have:
                     raise _damaged(job, entry, total, digest.hexdigest())
                 # What lay here from before was not the beginning of this file: once more, from its first byte.
@@ -124,15 +150,16 @@ def _receive(job: _Job, descriptor: int, entry: FileEntry, digest: "hashlib._Has
     if have == entry.size and have:
         return have
     try:
-        for chunk in job.remote.fetch(layout.version(job.name, job.n, entry.path), have):
-            if job.stop.is_set():
-                raise _Stopped
-            have += len(chunk)
-            if have > entry.size:
-                break
-            digest.update(chunk)
-            disk.write_all(descriptor, chunk)
-            _report(job, entry, len(chunk))
+        with _writing(descriptor, have, entry.size) as write:
+            for chunk in job.remote.fetch(layout.version(job.name, job.n, entry.path), have):
+                if job.stop.is_set():
+                    raise _Stopped
+                have += len(chunk)
+                if have > entry.size:
+                    break
+                write(chunk)
+                digest.update(chunk)
+                _report(job, entry, len(chunk))
     except MissingError as error:
         if once.look(job.remote, layout.withdrawn(job.name, job.n)) is not None:
             raise withdrawn(job.name, job.n) from error
@@ -143,6 +170,30 @@ def _receive(job: _Job, descriptor: int, entry: FileEntry, digest: "hashlib._Has
             file=entry.path,
         ) from error
     return have
+
+
+@contextmanager
+def _writing(descriptor: int, have: int, size: int) -> Iterator[Callable[[bytes], None]]:
+    """Give what appends chunks to a file, all of them written when this ends; of a large one beside the hashing.
+
+    A large file's room is reserved first. What is written is always a beginning of the file, so that a cut costs
+    nothing but what was not written yet. Raises OSError.
+    """
+    if size - have < _LARGE:
+        yield lambda chunk: disk.write_all(descriptor, chunk)
+        return
+    disk.reserve(descriptor, have, size - have)
+    running: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="write") as pool:
+
+        def write(chunk: bytes) -> None:
+            while len(running) >= _WRITES or (running and running[0].done()):
+                running.popleft().result()
+            running.append(pool.submit(disk.write_all, descriptor, chunk))
+
+        yield write
+        for one in running:
+            one.result()
 
 
 def _report(job: _Job, entry: FileEntry, count: int) -> None:

@@ -6,10 +6,14 @@ Claims come over in number order with the void ones among them, so that a mirror
 
 import secrets
 import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import commit_mirror, feed, fetch, once
+from weighbridge.registry.flow import place as places
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.decide import decide, receipt
 from weighbridge.registry.flow.decision import Void, decided
@@ -18,32 +22,44 @@ from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.upload import upload
 from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
 
 
 def deliver(
-    home: Remote, mirror: Remote, name: str, n: int, *, mirror_name: str, registry: types.Registry, scratch: Path
+    home: Remote,
+    mirror: Remote,
+    name: str,
+    n: int,
+    *,
+    mirror_name: str,
+    registry: types.Registry,
+    scratch: Path,
+    begin: Callable[[Sequence[types.FileEntry]], None] | None = None,
+    progress: fetch.Progress | None = None,
 ) -> types.Receipt:
     """Bring a committed version of `home` to `mirror` and return the mirror's receipt; repeating is harmless.
 
     `registry` is the mirror's own, for its feed; `scratch` a folder for the bytes where the mirror has no stage. Every
-    byte is verified on its way. Raises DivergedError when the mirror holds something else, WithdrawnError and
-    NotFoundError when the home has no such version, and what the remotes raise.
+    byte is verified on its way; after a cut the next call goes on with what has come. `begin` is called with the files
+    before the first byte, and not at all when the version is there already. Raises DivergedError when the mirror holds
+    something else, WithdrawnError and NotFoundError when the home has no such version, and what the remotes raise.
     """
     repositories = commits.of(mirror)
     if repositories is not None:
         return commit_mirror.deliver(home, repositories, name, n, mirror_name=mirror_name, scratch=scratch)
     manifest = checked_manifest(home, name, n)
-    claimed = _bring_claims(home, mirror, name, n)
+    claimed, told = _bring_claims(home, mirror, name, n)
     if claimed.committed:
         return receipt(mirror, mirror_name, claimed)
-    feed.announce(mirror, registry, [feed.claim_entry(claimed.claim, claimed.sha256, stored_at=claimed.stored_at)])
-    nonce = secrets.token_hex(16)
-    place = mirror.stage(name, nonce) or scratch / nonce
-    try:
-        fetch.files(home, name, n, manifest.files, place)
+    told.append(feed.claim_entry(claimed.claim, claimed.sha256, stored_at=claimed.stored_at))
+    feed.announce(mirror, registry, told)
+    with _stage(mirror, name, manifest, scratch) as place:
+        if begin is not None:
+            begin(manifest.files)
+        fetch.files(home, name, n, manifest.files, place, progress=progress)
         rendered = {
             path: stored
             for path in types.PAPERS
@@ -54,15 +70,90 @@ def deliver(
             verified = upload(mirror, claimed, bundle, rendered)
             done = decide(mirror, mirror_name, claimed, verified)
         except (errors.ForeignBytesError, errors.VoidedError) as error:
+            shutil.rmtree(place, ignore_errors=True)
             raise _diverged(name, n, error.what) from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
     feed.announce(mirror, registry, [version_entry(mirror, claimed)])
     return done
 
 
-def _bring_claims(home: Remote, mirror: Remote, name: str, n: int) -> Claimed:
-    """Copy every claim up to n that the mirror lacks, and the voids among them; return the mirror's claim n."""
+def stricter(manifest: Manifest, mirror: RemoteSettings) -> str | None:
+    """Return why a mirror may not have a version that was sealed before this mirror was asked, or None.
+
+    One manifest serves all remotes, so a version that was sealed under milder rules cannot be changed any more.
+    """
+    codes = {finding.code for finding in manifest.facts.findings}
+    licence = manifest.facts.license.id
+    if mirror.paths != "keep" and "private-path" in codes:
+        return f"it holds private paths, and {mirror.name} does not keep them"
+    if licence is None and mirror.unknown_license == "block":
+        return f"its licence is unknown, and {mirror.name} blocks that"
+    if licence is not None and licence in mirror.deny_licenses:
+        return f"its licence {licence} is denied by {mirror.name}"
+    if mirror.remote_code == "block" and any(file.role == "code" for file in manifest.files):
+        return f"it holds code, and {mirror.name} blocks that"
+    return None
+
+
+@contextmanager
+def _stage(mirror: Remote, name: str, manifest: Manifest, scratch: Path) -> Iterator[Path]:
+    """Give a folder for the bytes of a version, the same one after a cut; removed when all went well.
+
+    Where another process is bringing the same version at this moment, each has a folder of its own. What nobody goes on
+    with is swept by its age.
+    """
+    nonce = sha256_bytes(f"weighbridge-mirror-v1\0{name}\0{manifest.digest}".encode())[:32]
+    with ExitStack() as held:
+        place = mirror.stage(name, nonce) or scratch / nonce
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held.enter_context(places.locked(place))
+        except errors.ConflictError:
+            nonce = secrets.token_hex(16)
+            place = mirror.stage(name, nonce) or scratch / nonce
+            held.enter_context(places.locked(place))
+        yield place
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def bring_claim(home: Remote, mirror: Remote, name: str, n: int, *, registry: types.Registry) -> None:
+    """Bring claim n and those before it to a mirror, and the voids among them: for a number without bytes.
+
+    Raises DivergedError when the mirror holds something else. A mirror whose transaction is a commit has no claims.
+    """
+    if commits.of(mirror) is None:
+        _, told = _copy_claims(home, mirror, name, n)
+        void = _bring_void(home, mirror, name, n)
+        if void is not None:
+            told.append(void)
+        feed.announce(mirror, registry, told)
+
+
+def _bring_claims(home: Remote, mirror: Remote, name: str, n: int) -> tuple[Claimed, list[types.FeedEntry]]:
+    """Copy every claim up to n that the mirror lacks, and the voids among them; return the mirror's claim n.
+
+    Also what is new there of the numbers before it, for the feed.
+    """
+    stored, told = _copy_claims(home, mirror, name, n)
+    claim = decode(stored, layout.claim(name, n))
+    decision = once.look(mirror, layout.manifest(name, n))
+    if decision is not None and decision != claim.manifest.encode():
+        raise _diverged(name, n, "another decision lies there")
+    claimed = Claimed(
+        claim=claim,
+        sha256=sha256_bytes(stored),
+        joined=True,
+        committed=decision is not None,
+        stored_at=spelled(mirror.stat(layout.claim(name, n)).modified),
+    )
+    return claimed, told
+
+
+def _copy_claims(home: Remote, mirror: Remote, name: str, n: int) -> tuple[bytes, list[types.FeedEntry]]:
+    """Copy every claim up to n that the mirror lacks, and the voids before n; return claim n as stored.
+
+    Also what is new there of the numbers before n, for the feed.
+    """
+    told: list[types.FeedEntry] = []
     there = {layout.claim_number(found.key) for found in mirror.list(layout.claims(name))}
     stored = b""
     for number in range(1, n + 1):
@@ -74,27 +165,22 @@ def _bring_claims(home: Remote, mirror: Remote, name: str, n: int) -> Claimed:
         if other is not None:
             raise _diverged(name, number, f"{key} is another claim")
         if number < n:
-            _bring_void(home, mirror, name, number)
-    claim = decode(stored, layout.claim(name, n))
-    decision = once.look(mirror, layout.manifest(name, n))
-    if decision is not None and decision != claim.manifest.encode():
-        raise _diverged(name, n, "another decision lies there")
-    return Claimed(
-        claim=claim,
-        sha256=sha256_bytes(stored),
-        joined=True,
-        committed=decision is not None,
-        stored_at=spelled(mirror.stat(layout.claim(name, n)).modified),
-    )
+            told.append(feed.claim_entry(decode(stored, key), sha256_bytes(stored)))
+            void = _bring_void(home, mirror, name, number)
+            told += [void] if void is not None else []
+    return stored, told
 
 
-def _bring_void(home: Remote, mirror: Remote, name: str, n: int) -> None:
+def _bring_void(home: Remote, mirror: Remote, name: str, n: int) -> types.FeedEntry | None:
+    """Copy the decision that gives a number up; return what readers are told of it, None when there is nothing new."""
     key = layout.manifest(name, n)
     stored = once.look(home, key)
-    if stored is not None and isinstance(decided(stored, key), Void):
+    if stored is not None and isinstance(decided(stored, key), Void) and once.look(mirror, key) != stored:
         other = once.create(mirror, key, stored)
         if other is not None:
             raise _diverged(name, n, "it was given up at home and committed here")
+        return feed.void_entry(name, n, stored)
+    return None
 
 
 def _diverged(name: str, n: int, why: str) -> errors.DivergedError:

@@ -205,13 +205,18 @@ def sweep(target: Target) -> None:
     """Remove what cut pulls left beside a target; what a running one holds stays."""
     prefix, folder = (".weighbridge-", target.path) if target.mounted else (target.hidden("").name, target.path.parent)
     for path in folder.glob(f"{_escaped(prefix)}*"):
-        if path.is_symlink() or not path.is_dir():
-            continue
-        with suppress(ConflictError, OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            if _hold(descriptor, path):
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(descriptor)
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a hidden folder that a cut transfer left; one that a running transfer holds stays."""
+    if path.is_symlink() or not path.is_dir():
+        return
+    with suppress(ConflictError, OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if _hold(descriptor, path):
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _rename_new(hidden: Path, path: Path) -> None:

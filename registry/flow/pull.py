@@ -11,6 +11,7 @@ from weighbridge.registry import card, disk, layout
 from weighbridge.registry import manifest as manifests
 from weighbridge.registry.errors import ConflictError, DiskFullError, IntegrityError, UsageError
 from weighbridge.registry.flow import fetch, once, place
+from weighbridge.registry.flow.cache import Cache
 from weighbridge.registry.flow.decision import Void, decided, judged
 from weighbridge.registry.hashing import sha256_bytes, sha256_file
 from weighbridge.registry.manifest import Manifest, canonical, parse_json
@@ -24,7 +25,10 @@ RESERVE: Final = 16 << 20
 
 
 class Pulled(Value, frozen=True):
-    """What a pull delivered. `fetched` and `reused` are bytes; `weaker` means the target is a mount point."""
+    """What a pull delivered. `weaker` means that the target is a mount point.
+
+    `fetched`, `reused` and `cached` are bytes: from the remote, found here, and of the latter those of the cache.
+    """
 
     name: str
     n: int
@@ -35,6 +39,7 @@ class Pulled(Value, frozen=True):
     bytes: int
     fetched: int
     reused: int
+    cached: int
     weaker: bool
     partial: bool
     already: bool
@@ -50,6 +55,7 @@ def pull(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     force: bool = False,
+    cache: Cache | None = None,
     manifest_sha256: str | None = None,
     card_sha256: str | None = None,
     begin: Callable[[Sequence[FileEntry]], None] | None = None,
@@ -58,9 +64,9 @@ def pull(
     """Fetch a committed version into `target`, which appears whole and verified or stays as it was.
 
     `include` and `exclude` are patterns of paths (`*.safetensors`, `tokenizer/`). `force` replaces what a pull put
-    there before, nothing else. `manifest_sha256` and `card_sha256` are what the team was told; without the first, the
-    claim is asked. A cut pull leaves a hidden folder beside the target from which the next one goes on. `begin` is
-    called with the files before the first byte.
+    there before, nothing else. `cache` lends what was pulled before, and keeps what is pulled. `manifest_sha256` and
+    `card_sha256` are what the team was told; without the first, the claim is asked. A cut pull leaves a hidden folder
+    beside the target from which the next one goes on. `begin` is called with the files before the first byte.
 
     Raises NotFoundError, WithdrawnError, ConflictError for a target that is taken, DiskFullError, and IntegrityError
     that names the damaged file.
@@ -90,7 +96,7 @@ def pull(
         if begin is not None:
             begin(files)
         donor = at.path if at.occupied else None
-        fetched, reused = fetch.files(remote, name, n, files, hidden, donor=donor, progress=progress)
+        moved = fetch.files(remote, name, n, files, hidden, donor=donor, cache=cache, progress=progress)
         extras, notes = _rendered(remote, manifest, name, n, card_sha256)
         extras["manifest.json"] = manifest.stored
         if partial:
@@ -110,8 +116,9 @@ def pull(
         path=str(at.path),
         files=[f.path for f in files],
         bytes=sum(f.size for f in files),
-        fetched=fetched,
-        reused=reused,
+        fetched=moved.fetched,
+        reused=moved.reused,
+        cached=moved.cached,
         weaker=at.mounted,
         partial=partial,
         already=False,
@@ -197,6 +204,7 @@ def _already(
         bytes=sum(f.size for f in files),
         fetched=0,
         reused=sum(f.size for f in files),
+        cached=0,
         weaker=at.mounted,
         partial=partial,
         already=True,
@@ -222,7 +230,7 @@ def _drifted(at: place.Target, manifest: Manifest) -> ConflictError:
 def _room(hidden: Path, files: Sequence[FileEntry]) -> None:
     """Raise DiskFullError before the first byte when the files cannot fit."""
     with disk.speaking(f"cannot look at {shown(str(hidden))}"):
-        here = sum(min(f.size, p.stat().st_size) for f in files if (p := hidden / f.path).is_file())
+        here = sum(min(f.size, _held(p)) for f in files if (p := hidden / f.path).is_file())
         need = sum(f.size for f in files) - here + RESERVE
         free = disk.free_bytes(hidden)
     if need > free:
@@ -233,6 +241,12 @@ def _room(hidden: Path, files: Sequence[FileEntry]) -> None:
             need=need,
             free=free,
         )
+
+
+def _held(path: Path) -> int:
+    """Return the room that a file has already: its bytes, or what was reserved for it."""
+    found = path.stat()
+    return max(found.st_size, found.st_blocks * 512)
 
 
 def _rendered(

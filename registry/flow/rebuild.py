@@ -99,7 +99,7 @@ def _walk(remote: Remote, *, first_only: bool = False) -> Iterator[tuple[str, li
             wrong = [text for _, text in answers if text]
             for stat in [] if first_only else _beside(remote, name):
                 try:
-                    told += _of_mark(remote, name, stat)
+                    told += of_mark(remote, name, stat)
                 except (IntegrityError, MissingError, UsageError) as error:
                     wrong.append(f"{error.what}: {error.why}")
         yield name, told, wrong
@@ -149,7 +149,8 @@ def _beside(remote: Remote, name: str) -> Iterator[Stat]:
         yield from remote.list(root + folder)
 
 
-def _of_mark(remote: Remote, name: str, stat: Stat) -> list[FeedEntry]:
+def of_mark(remote: Remote, name: str, stat: Stat) -> list[FeedEntry]:
+    """Return what is told of a tag's move, a withdrawal or a note. Raises IntegrityError, MissingError, UsageError."""
     stored = remote.read(stat.key)
     parts = stat.key.split("/_wb/", 1)[-1].split("/")
     if parts[0] == "tags":

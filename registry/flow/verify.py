@@ -1,9 +1,11 @@
 """Comparing what lies somewhere with its record: a version on its remote, a pulled folder, a published source."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final, Literal, NamedTuple
 
 from weighbridge.registry import card, layout
 from weighbridge.registry import manifest as manifests
@@ -18,18 +20,40 @@ from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote, Stat
 from weighbridge.registry.types import RENDERED_FILES, FileEntry, Finding, Value
 
+Reading = Literal["all", "needed", "nothing"]
+"""Which payload files are read: all; those for which the remote has no checksum of its own; none at all."""
+
+LEVELS: Final = ("sha256-read", "sha256-server", "size")
+"""How a file was compared: every byte, by the remote's own checksum, by its size alone; the weakest last."""
+
 _AGAIN = "publish it again from its source, or restore the object"
 
 
 class Checked(Value, frozen=True):
-    """What a check looked at: the manifest's digest and content (None when there is none), and what differs."""
+    """What a check looked at: the manifest's digest and content (None when there is none), and what differs.
+
+    `levels` says how many files were compared in which of the ways of `LEVELS`.
+    """
 
     manifest: str | None
     content: str | None
     files: int
     bytes: int
     partial: bool
+    levels: dict[str, int]
     findings: list[Finding]
+
+    @property
+    def level(self) -> str | None:
+        """The weakest way in which a file was compared; None when none was."""
+        return next((level for level in reversed(LEVELS) if self.levels.get(level)), None)
+
+
+class _Look(NamedTuple):
+    """How one file was compared, and what is wrong with it."""
+
+    level: str | None
+    wrong: Finding | None
 
 
 def verify_version(
@@ -40,22 +64,23 @@ def verify_version(
     manifest_sha256: str | None = None,
     claim_sha256: str | None = None,
     card_sha256: str | None = None,
-    quick: bool = False,
+    reading: Reading = "all",
     begin: Callable[[Sequence[FileEntry]], None] | None = None,
     progress: Progress | None = None,
 ) -> Checked:
-    """Read every byte of a committed version on its remote and compare it with claim, manifest and announcement.
+    """Compare a committed version on its remote with claim, manifest and announcement.
 
-    The three digests are what the team was told, where it was. `quick` takes the remote's own checksums where it has
-    them; `begin` is called with the files before the first byte. Raises NotFoundError and WithdrawnError for a version
-    that is not there, and what the remote raises; damage is returned.
+    The three digests are what the team was told, where it was. Unless all is read, the remote's own checksums count
+    where it has them; with "nothing" the other files are compared by size, which proves nothing and is told in
+    `levels`. `begin` is called with the files before the first byte. Raises NotFoundError and WithdrawnError for a
+    version that is not there, and what the remote raises; damage is returned.
     """
     try:
         manifest = checked_manifest(remote, name, n, manifest_sha256)
     except IntegrityError as error:
         subject = error.what.split(" ", 1)[0]
         wrong = finding("manifest-damaged", subject, f"{error.what}: {error.why}", _AGAIN)
-        return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, findings=[wrong])
+        return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
     if begin is not None:
         begin(manifest.files)
     folder = layout.version(name, n)
@@ -67,13 +92,15 @@ def verify_version(
         for path in sorted(set(there) - set(listed) - set(RENDERED_FILES))
     ]
 
-    def one(file: FileEntry) -> Finding | None:
-        return _compare(remote, folder + file.path, file, there.get(file.path), quick=quick, progress=progress)
+    def one(file: FileEntry) -> _Look:
+        return _compare(remote, folder + file.path, file, there.get(file.path), reading=reading, progress=progress)
 
     with ThreadPoolExecutor(max(1, remote.properties.parallel), thread_name_prefix="verify") as pool:
-        found += [wrong for wrong in pool.map(one, manifest.files) if wrong is not None]
+        looks = list(pool.map(one, manifest.files))
+    found += [look.wrong for look in looks if look.wrong is not None]
     found += _rendered(remote, folder, manifest, card_sha256)
-    return _checked(manifest, found, manifest.files)
+    levels = Counter(look.level for look in looks if look.level is not None)
+    return _checked(manifest, found, manifest.files, levels=levels)
 
 
 def _claim(remote: Remote, name: str, n: int, manifest: Manifest, told: str | None) -> list[Finding]:
@@ -92,28 +119,35 @@ def _claim(remote: Remote, name: str, n: int, manifest: Manifest, told: str | No
 
 
 def _compare(
-    remote: Remote, key: str, file: FileEntry, stat: Stat | None, *, quick: bool, progress: Progress | None
-) -> Finding | None:
+    remote: Remote, key: str, file: FileEntry, stat: Stat | None, *, reading: Reading, progress: Progress | None
+) -> _Look:
     if stat is None:
-        return finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN)
+        return _Look(None, finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN))
     if stat.size != file.size:
         words = f"{shown(file.path)} has {stat.size} bytes, the manifest says {file.size}"
-        return finding("file-size", file.path, words, _AGAIN)
-    told = remote.stat(key).sha256 if quick and stat.sha256 is None else stat.sha256
-    if not quick or told is None:
-        digest = hashlib.sha256()
-        try:
-            for chunk in remote.fetch(key):
-                digest.update(chunk)
-                if progress is not None:
-                    progress(file.path, len(chunk))
-        except MissingError:
-            return finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN)
-        told = digest.hexdigest()
+        return _Look("size", finding("file-size", file.path, words, _AGAIN))
+    try:
+        told = remote.stat(key).sha256 if reading != "all" and stat.sha256 is None else stat.sha256
+        level = "sha256-server"
+        if reading == "all" or (reading == "needed" and told is None):
+            told, level = _read(remote, key, file, progress), "sha256-read"
+    except MissingError:
+        return _Look(None, finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN))
+    if told is None:
+        return _Look("size", None)
     if told != file.sha256:
         words = f"{shown(file.path)} has sha256 {told[:12]}, the manifest says {file.sha256[:12]}"
-        return finding("file-damaged", file.path, words, _AGAIN)
-    return None
+        return _Look(level, finding("file-damaged", file.path, words, _AGAIN))
+    return _Look(level, None)
+
+
+def _read(remote: Remote, key: str, file: FileEntry, progress: Progress | None) -> str:
+    digest = hashlib.sha256()
+    for chunk in remote.fetch(key):
+        digest.update(chunk)
+        if progress is not None:
+            progress(file.path, len(chunk))
+    return digest.hexdigest()
 
 
 def _rendered(remote: Remote, folder: str, manifest: Manifest, card_sha256: str | None) -> list[Finding]:
@@ -157,7 +191,7 @@ def verify_folder(path: Path) -> Checked:
         found.append(finding("manifest-damaged", "manifest.json", f"{error.what}: {error.why}", "pull it again"))
         manifest = None
     if manifest is None:
-        return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, findings=found)
+        return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=found)
     selected = place.selection(path)
     for wrong in manifests.verify(manifest, path):
         ours = wrong.code == "file-extra" and wrong.subject in place.OURS
@@ -197,12 +231,20 @@ def verify_source(path: Path, manifest: Manifest) -> Checked:
     return _checked(manifest, found, files)
 
 
-def _checked(manifest: Manifest, found: list[Finding], files: Sequence[FileEntry], *, partial: bool = False) -> Checked:
+def _checked(
+    manifest: Manifest,
+    found: list[Finding],
+    files: Sequence[FileEntry],
+    *,
+    partial: bool = False,
+    levels: Mapping[str, int] | None = None,
+) -> Checked:
     return Checked(
         manifest=manifest.digest,
         content=manifest.content,
         files=len(files),
         bytes=sum(f.size for f in files),
         partial=partial,
+        levels={"sha256-read": len(files)} if levels is None else dict(levels),
         findings=found,
     )

@@ -13,7 +13,7 @@ from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.flow.upload import order
 from weighbridge.registry.manifest import Manifest, canonical, parse_json
 from weighbridge.registry.refs import shown
-from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.remotes.protocol import Remote, Stat
 from weighbridge.registry.times import spelled
 
 GRACE: Final = 7 * 86_400.0
@@ -48,21 +48,24 @@ def withdraw(remote: Remote, registry: types.Registry, name: str, n: int, *, who
     return stored is None
 
 
+def payload(remote: Remote, name: str, n: int) -> list[Stat]:
+    """Return the files that `purge` would delete, weights last. Raises as `purge` does, but not for the grace."""
+    _marked(remote, name, n)
+    manifest = _committed(remote, name, n)
+    _refuse_tagged(remote, name, n)
+    there = {stat.key: stat for stat in remote.list(layout.version(name, n))}
+    # The config goes first: a loader that knows no manifest then fails instead of loading a part.
+    keys = [layout.version(name, n, entry.path) for group in reversed(order(manifest.files)) for entry in group]
+    return [there[key] for key in keys if key in there]
+
+
 def purge(remote: Remote, name: str, n: int, *, grace: float = GRACE) -> int:
     """Delete the payload of a version that was withdrawn at least `grace` seconds ago; return the bytes set free.
 
     Raises NotFinishedError during the grace, ConflictError when a tag points to the version (the tag wins), and
     NotFoundError when it was never withdrawn.
     """
-    key = layout.withdrawn(name, n)
-    try:
-        marked = remote.stat(key)
-    except errors.MissingError as error:
-        raise errors.NotFoundError(
-            f"{name}@v{n} was not withdrawn", why="nothing is deleted without a mark", fix="withdraw it first"
-        ) from error
-    _parse_mark(remote.read(key), key, name, n)
-    age = remote.now() - marked.modified
+    age = remote.now() - _marked(remote, name, n)
     if age < grace:
         raise errors.NotFinishedError(
             f"{name}@v{n} was withdrawn {max(0.0, age):.0f} s ago",
@@ -70,19 +73,26 @@ def purge(remote: Remote, name: str, n: int, *, grace: float = GRACE) -> int:
             fix="repeat it then",
             wait=grace - age,
         )
-    manifest = _committed(remote, name, n)
-    _refuse_tagged(remote, name, n)
     freed = 0
-    # The config goes first: a loader that knows no manifest then fails instead of loading a part.
-    for group in reversed(order(manifest.files)):
-        for entry in group:
-            place = layout.version(name, n, entry.path)
-            try:
-                freed += remote.stat(place).size
-            except errors.MissingError:
-                continue
-            remote.delete(place)
+    for stat in payload(remote, name, n):
+        remote.delete(stat.key)
+        freed += stat.size
     return freed
+
+
+def _marked(remote: Remote, name: str, n: int) -> float:
+    """Return the store time of a version's mark. Raises NotFoundError without one, IntegrityError."""
+    key = layout.withdrawn(name, n)
+    try:
+        marked = remote.stat(key)
+    except errors.MissingError as error:
+        raise errors.NotFoundError(
+            f"{name}@v{n} was not withdrawn",
+            why="nothing is deleted without a mark",
+            fix=f'registry withdraw {name}@v{n} --reason "..."',
+        ) from error
+    _parse_mark(remote.read(key), key, name, n)
+    return marked.modified
 
 
 def _committed(remote: Remote, name: str, n: int) -> Manifest:

@@ -17,8 +17,8 @@ from weighbridge.registry.remotes.s3.errors import CAUGHT, translate
 
 WINDOW: Final = 8 << 20
 """Bytes asked for at once: large enough that a request costs nothing beside it."""
-AHEAD: Final = 3
-"""Windows of one object that are under way beside the one that is read."""
+AHEAD: Final = 7
+"""Windows of one object that are under way beside the one that is read: one connection alone is slow in most places."""
 _TRIES: Final = 3
 
 Window = list[bytes]

@@ -33,16 +33,16 @@ from weighbridge.registry.remotes.s3.client import Connection, Place, place_of
 from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
-from weighbridge.registry.remotes.s3.ranges import Budget, Reader
+from weighbridge.registry.remotes.s3.proofs import Proofs
+from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Reader
 
 SINGLE: Final = 16 << 20
 """Files up to this size are sent in one request."""
 MEMORY: Final = 64 << 20
-"""Bytes of files on their way out that lie in memory at once; half of it for files on their way in."""
+"""Bytes of files on their way out that lie in memory at once, and as many of files on their way in."""
 PARALLEL: Final = 8
 _TRIES: Final = 3
 _DAMAGED_MAX: Final = 3
-_PROOFS_MAX: Final = 4096
 _TYPES: Final = {".json": "application/json", ".md": "text/markdown; charset=utf-8"}
 
 
@@ -63,17 +63,18 @@ class S3Remote:
         record: Path | None = None,
         single: int = SINGLE,
         part: int = multipart.PART,
+        window: int = WINDOW,
         workers: int = PARALLEL,
     ) -> None:
         self.link = Connection(place)
         self.probe = Probe(self.link, record)
         self._single = single
         self._part = part
+        self._window = window
         self._sending = Budget(MEMORY)
-        self._reading = Budget(MEMORY // 2)
+        self._reading = Budget(MEMORY)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="s3")
-        self._proofs: dict[str, multipart.Sent] = {}
-        self._lock = threading.Lock()
+        self._proofs = Proofs(None if record is None else record.with_suffix(".proofs"))
         self._alone = threading.Lock()
         self._bucket_seen = False
 
@@ -136,7 +137,7 @@ class S3Remote:
             with disk.speaking(f"cannot read {shown(str(source))}"):
                 sent = multipart.send(job, descriptor)
             if sent.composite:
-                self._prove(key, sent)
+                self._proofs.keep(self.link.key(key), sent)
             elif can.sha256_parts:
                 self._read_back(key, size, sha256)
 
@@ -166,7 +167,7 @@ class S3Remote:
     def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
         """Yield the bytes of an object from `offset` on, while the next ones are under way. Raises MissingError."""
         check_key(key)
-        yield from Reader(self.link, self._pool, self._reading, key).chunks(offset)
+        yield from Reader(self.link, self._pool, self._reading, key, window=self._window).chunks(offset)
 
     def stat(self, key: str) -> Stat:
         """Return size, store time, and the sha256 that the server verified, where it did. Raises MissingError."""
@@ -200,8 +201,7 @@ class S3Remote:
     def delete(self, key: str) -> None:
         """Remove one object; a key that is not there is no error."""
         check_key(key)
-        with self._lock:
-            self._proofs.pop(key, None)
+        self._proofs.drop(self.link.key(key))
         with suppress(errors.MissingError):
             self.link.ask("delete_object", f"cannot delete {shown(key)}", tries=_TRIES, Key=self.link.key(key))
 
@@ -313,7 +313,7 @@ class S3Remote:
         if int(head["ContentLength"]) == size and part:
             _, ours, composite = multipart.composite_of(descriptor, part)
             if (ours, composite) == (sha256, told):
-                self._prove(key, multipart.Sent(str(head.get("ETag")), told, sha256))
+                self._proofs.keep(self.link.key(key), multipart.Sent(str(head.get("ETag")), told, sha256))
         raise errors.ExistsError(f"{shown(key)} is taken", why=f"{shown(self.url)} holds an object of that key")
 
     def _read_back(self, key: str, size: int, sha256: str) -> None:
@@ -333,12 +333,6 @@ class S3Remote:
                 fix="do not publish there until the store is repaired",
                 key=key,
             )
-
-    def _prove(self, key: str, sent: multipart.Sent) -> None:
-        with self._lock:
-            if len(self._proofs) >= _PROOFS_MAX:
-                self._proofs.clear()
-            self._proofs[key] = sent
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -381,8 +375,7 @@ class S3Remote:
                 return b64decode(told, validate=True).hex()
             except (ValueError, binascii.Error):
                 return None
-        with self._lock:
-            proof = self._proofs.get(key)
+        proof = self._proofs.find(self.link.key(key))
         same = proof is not None and (proof.etag, proof.composite) == (head.get("ETag"), told)
         return proof.sha256 if proof is not None and same else None
 
