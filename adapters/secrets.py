@@ -130,8 +130,9 @@ _WORDS = re.compile(rb"[A-Za-z]+(?:[_./-][A-Za-z]+)+\.?")
 
 _DIGITS: Final = b"0123456789"
 _BORDER: Final = b","
+_BORDERS: Final = bytes.maketrans(b" \t\r\n", _BORDER * 4)
 _SHORT: Final = {keyword: keyword.translate(None, _DIGITS) for pattern in PATTERNS for keyword in pattern.keywords}
-"""Keywords without digits. None holds the border, so each lies within one piece between two of them."""
+"""Keywords without digits. None holds a comma or a space, so each lies within one piece between two of them."""
 
 
 def scan_bytes(raw: bytes, *, offset: int = 0) -> list[Hit]:
@@ -139,7 +140,7 @@ def scan_bytes(raw: bytes, *, offset: int = 0) -> list[Hit]:
     found: set[Hit] = set()
     lower = raw.lower()
     # Headers and indexes repeat themselves but for the numbers in their names: each piece is looked at once, without.
-    pieces = _BORDER.join(set(lower.translate(None, _DIGITS).split(_BORDER)))
+    pieces = _BORDER.join(set(lower.translate(_BORDERS, _DIGITS).split(_BORDER)))
     for pattern in PATTERNS:
         for keyword in pattern.keywords:
             at = lower.find(keyword) if _SHORT[keyword] in pieces else -1

@@ -140,6 +140,7 @@ ENDS = st.lists(
 
 
 @given(ours=PREFIXES, theirs=PREFIXES, ends=ENDS, others=st.lists(st.just("score.weight"), max_size=1))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_exchange_of_beginnings_is_found(ours: str, theirs: str, ends: list[str], others: list[str]) -> None:
     """Whatever stands in front of the names on either side, the exchange turns the ones into the others."""
     unexpected, missing = [ours + end for end in ends], [theirs + end for end in ends] + others
@@ -193,7 +194,7 @@ def test_a_text_that_nobody_knows(tmp_path: Path, desk: Desk) -> None:
 
 
 @given(st.text(max_size=3000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_text_is_harmless(text: str) -> None:
     """Whatever is pasted, lines are found or not, and nothing else happens."""
     read = texts.read(text)
@@ -205,7 +206,7 @@ def test_any_text_is_harmless(text: str) -> None:
 
 
 @given(name=st.sampled_from(sorted(SYMPTOMS)), seed=st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_pattern_is_found_where_it_stands(name: str, seed: object) -> None:
     """Each pattern matches its own fragments, whatever stands around and between them."""
     for says in (*SYMPTOMS[name].says, *SYMPTOMS[name].words):

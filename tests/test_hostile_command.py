@@ -109,6 +109,7 @@ def test_the_daemon_looks_at_hostile_runs_and_goes_on(bench: Bench, tmp_path: Pa
     assert [job.path for job in jobs if job.state == "quarantined"] == []
     assert [job.path for job in jobs if job.state == "blocked" and not job.findings_list] == []
     assert bench.versions()
+    assert not [path for path in bench.tree.nodes if "/link-root/root" in path or "/link-kernel/proc" in path]
     assert not canary.exists()
     published = {path.name for path in (bench.place / "remote").rglob("*") if path.is_file()}
     assert not published & {"secret.safetensors", "passwd"}

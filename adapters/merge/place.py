@@ -258,8 +258,9 @@ class Placing:
         return self.base.places[self.placed.new.get(name, name)].shape
 
     def _scale(self, module: str, alias: str | None = None) -> tuple[float, int] | None:
-        parameters = self.adapter.config.get("target_parameters")
-        key = alias if alias is not None and parameters and any(alias.endswith(str(p)) for p in parameters) else module
+        listed = self.adapter.config.get("target_parameters")
+        parameters = listed if isinstance(listed, list) else []
+        key = alias if alias is not None and any(alias.endswith(str(p)) for p in parameters) else module
         try:
             return scale_of(self.adapter.config, key)
         except ValueError as error:
