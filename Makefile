@@ -54,7 +54,7 @@ tests: .venv/installed  ## pytest in random order; skips are counted and named
 proofs: .venv/installed  ## bounded fault runs: kills, power loss, amnesia, flipped bits, full disks
 	$(BIN)/python tests/proofs/run.py
 
-proofs-long: .venv/installed  ## half an hour: 100,000 mutated files per container reader, the whole hostile corpus
+proofs-long: .venv/installed  ## some minutes: 100,000 mutated files per container reader, the whole hostile corpus
 	FUZZ=100000 $(BIN)/pytest -q -n $(WORKERS) tests/test_formats_fuzz.py
 	$(BIN)/python tests/proofs/run.py hostile -- --whole
 

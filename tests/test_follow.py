@@ -24,7 +24,7 @@ WEIGHTS = layout.version(NAME, 1, "adapter_model.safetensors")
 
 
 class Cutting(Wrapper):
-    """A remote whose weights break off after so many bytes, and that counts what it gave."""
+    """A remote whose weights break off after so many bytes, and that counts what it gave of them."""
 
     after: int | None = None
     given = 0
@@ -32,9 +32,10 @@ class Cutting(Wrapper):
     def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
         """Yield, count, break off."""
         for chunk in super().fetch(key, offset):
-            if self.after is not None and key == WEIGHTS and self.given >= self.after:
-                raise errors.RetryableError("the connection broke")
-            self.given += len(chunk)
+            if key == WEIGHTS:
+                if self.after is not None and self.given >= self.after:
+                    raise errors.RetryableError("the connection broke")
+                self.given += len(chunk)
             yield chunk
 
 
@@ -80,7 +81,7 @@ def test_a_cut_copy_goes_on_where_it_stopped(ways: Ways, kind: str) -> None:
     done = ways.carry(mirror, registry)
     assert done.outcome == "copied"
     assert done.verified in {"sha256-read", "sha256-server"}
-    assert ways.home.given == sum(map(len, FILES.values()))
+    assert ways.home.given == len(FILES["adapter_model.safetensors"])
     assert before >= 3_000_000
     assert verify_version(mirror, NAME, 1).findings == verify_version(ways.home, NAME, 1).findings
     stages = ways.folder / "mirror" / layout.stages(NAME)

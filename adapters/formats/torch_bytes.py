@@ -9,8 +9,8 @@ from typing import Final, Literal
 from weighbridge.adapters.formats.protocol import BITS, FormatFault, Tensor
 from weighbridge.adapters.formats.source import Source
 
-BLOCK: Final = 4 << 20
-"""Bytes of a block."""
+BLOCK: Final = 1 << 20
+"""Bytes of a block: larger ones leave the cache between reading, hashing and writing."""
 
 SPAN: Final = 32 << 20
 """Bytes of a view that are held at once; a larger one is read in parts."""
