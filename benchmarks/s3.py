@@ -29,7 +29,7 @@ from weighbridge.registry.flow import feed
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.flow.pull import pull
-from weighbridge.registry.flow.stage import SourceFile
+from weighbridge.registry.flow.sources import SourceFile
 from weighbridge.registry.flow.sync import sync
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import measure, seaweed

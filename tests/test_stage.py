@@ -12,7 +12,8 @@ import pytest
 
 from weighbridge.registry import disk, errors
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.stage import Bundle, Mode, SourceFile, discard, ready, recheck, stage
+from weighbridge.registry.flow.sources import SourceFile
+from weighbridge.registry.flow.stage import Bundle, Mode, discard, ready, recheck, stage
 from weighbridge_testlib.publishing import sources, write_files
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 1000, "tok/tokenizer.json": b"", "a/b/c.txt": b"deep"}

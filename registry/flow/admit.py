@@ -24,7 +24,8 @@ from weighbridge.adapters.whole import file_name_unsafe
 from weighbridge.registry import errors, findings
 from weighbridge.registry.errors import utf8
 from weighbridge.registry.flow.convert import convert
-from weighbridge.registry.flow.stage import Made, SourceFile
+from weighbridge.registry.flow.sources import SourceFile
+from weighbridge.registry.flow.stage import Made
 from weighbridge.registry.hashing import CHUNK, tensor_digest
 from weighbridge.registry.refs import path_fault
 from weighbridge.registry.types import (

@@ -20,7 +20,8 @@ from weighbridge.adapters.items import single
 from weighbridge.adapters.listing import File, Tree
 from weighbridge.adapters.reading import Reader
 from weighbridge.adapters.tally import Tally
-from weighbridge.registry.flow.stage import Made, SourceFile
+from weighbridge.registry.flow.sources import SourceFile
+from weighbridge.registry.flow.stage import Made
 from weighbridge.registry.hashing import content_digest, sha256_file
 from weighbridge.registry.types import FileEntry, LineageEdge
 

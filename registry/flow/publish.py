@@ -19,7 +19,8 @@ from weighbridge.registry.flow.claim import claim
 from weighbridge.registry.flow.claims import Claimed, Known, manifest_of
 from weighbridge.registry.flow.commit_publish import COMMITS_MAX
 from weighbridge.registry.flow.decide import clear_void, decide, receipt
-from weighbridge.registry.flow.stage import Bundle, Mode, SourceFile
+from weighbridge.registry.flow.sources import SourceFile
+from weighbridge.registry.flow.stage import Bundle, Mode
 from weighbridge.registry.flow.upload import upload
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest, parse, seal

@@ -8,13 +8,11 @@ In all three the whole set is looked at before and after; whatever changed in be
 visible. Nothing is ever written to the source's folder, not even a link.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
 import secrets
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,6 +24,8 @@ import msgspec
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.sift import Sieves
 from weighbridge.registry import disk, errors, findings
+from weighbridge.registry.flow import sources
+from weighbridge.registry.flow.sources import SourceFile, SourceStat
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import check_paths, shown
 from weighbridge.registry.remotes.protocol import Progress
@@ -48,20 +48,6 @@ _SMALL: Final = 8 << 20
 """Bytes of a bundle that is not worth a thread."""
 
 
-class SourceFile(Value, frozen=True):
-    """A file to publish: bundle path, absolute real path, size and role.
-
-    Time and inode, where the scan gives them, tie the bytes that are staged to the file that was judged.
-    """
-
-    path: str
-    source: str
-    size: int
-    role: str
-    mtime_ns: int | None = None
-    ino: int | None = None
-
-
 class Made(Protocol):
     """A file that is made out of a source while it is staged: its length, and its bytes."""
 
@@ -73,17 +59,6 @@ class Made(Protocol):
     def parts(self) -> Iterable[bytes]:
         """Return the bytes, read from the source anew. Raises OSError, FormatFault."""
         ...
-
-
-class SourceStat(Value, frozen=True):
-    """What identifies the state of a file: any write changes one of these."""
-
-    path: str
-    source: str
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    ino: int
 
 
 class Bundle(Value, frozen=True):
@@ -134,8 +109,8 @@ def stage(
     strangers = sorted((replaced.keys() | converted.keys()) - {file.path for file in files})
     if strangers:
         raise errors.UsageError(f"'{shown(strangers[0])}' cannot be replaced", why="it is not among the files")
-    before = [_look(file) for file in files]
-    read = [_look(file) for file in inputs]
+    before = [sources.look(file) for file in files]
+    read = [sources.look(file) for file in inputs]
     if mode == "direct" or place is None:
         if converted:
             raise errors.UsageError(
@@ -150,7 +125,7 @@ def stage(
         except FormatFault as fault:
             shutil.rmtree(place, ignore_errors=True)
             for known in [*before, *read]:
-                _same(known, _status(known.path, known.source))
+                sources.same(known, sources.status(known.path, known.source))
             # The sources are what they were: they never held what their lists say.
             raise _unusable(fault) from fault
         except BaseException:
@@ -173,7 +148,7 @@ def seen(bundle: Bundle, facts: Facts) -> Facts:
 def recheck(bundle: Bundle) -> None:
     """Look at the whole source set again. Raises SourceChangedError or VanishedError, naming the file."""
     for known in bundle.sources:
-        _same(known, _status(known.path, known.source))
+        sources.same(known, sources.status(known.path, known.source))
 
 
 def discard(bundle: Bundle) -> None:
@@ -193,7 +168,7 @@ def ready(bundle: Bundle, entry: FileEntry, progress: Progress | None = None) ->
     path = Path(bundle.place, entry.path)
     known = next((staged for staged in bundle.staged if staged.path == entry.path), None)
     try:
-        if bundle.session == SESSION and known == _stat(entry.path, str(path), os.lstat(path)):
+        if bundle.session == SESSION and known == sources.stat_of(entry.path, str(path), os.lstat(path)):
             return path
         descriptor = disk.open_source(path)
         try:
@@ -221,12 +196,12 @@ def _direct(
     def one(file: SourceFile, known: SourceStat) -> FileEntry:
         if file.path in replaced:
             return _entry_of(file, replaced[file.path])
-        descriptor = _open(known)
+        descriptor = sources.opened(known)
         see = sieves.over(file.path, file.role)
         try:
             with disk.speaking(f"cannot read {shown(known.source)}"):
                 size, digest = disk.hash_open(descriptor, progress=watch.moved, see=see)
-                _same(known, _stat(known.path, known.source, os.fstat(descriptor)))
+                sources.same(known, sources.stat_of(known.path, known.source, os.fstat(descriptor)))
         finally:
             os.close(descriptor)
         sieves.passed(file.path)
@@ -278,7 +253,7 @@ def _copied(
                     entry = _take(file, known, descriptor, clone=clone, moved=watch.moved, see=see)
                 sieves.passed(file.path)
                 os.fsync(descriptor)
-                return entry, _stat(file.path, str(target), os.fstat(descriptor))
+                return entry, sources.stat_of(file.path, str(target), os.fstat(descriptor))
             finally:
                 os.close(descriptor)
 
@@ -300,18 +275,18 @@ def _copied(
 def _take(
     file: SourceFile, known: SourceStat, target: int, *, clone: bool, moved: Progress, see: disk.See | None
 ) -> FileEntry:
-    source = _open(known)
+    source = sources.opened(known)
     try:
         if clone and known.size:
             fcntl.ioctl(target, _FICLONE, source)
             size, digest = disk.hash_open(target, progress=moved, see=see)
         else:
             size, digest = disk.copy_hashing(source, target, limit=known.size, progress=moved, see=see)
-        _same(known, _stat(known.path, known.source, os.fstat(source)))
+        sources.same(known, sources.stat_of(known.path, known.source, os.fstat(source)))
     finally:
         os.close(source)
     if size != known.size:
-        raise _changed(file.path, f"{size} bytes were read, it had {known.size}")
+        raise sources.changed(file.path, f"{size} bytes were read, it had {known.size}")
     return FileEntry(path=file.path, size=size, sha256=digest, role=file.role)
 
 
@@ -320,7 +295,7 @@ def _make(
 ) -> FileEntry:
     """Write what is made out of a source; the source must be the same before and after."""
     digest, size = hashlib.sha256(), 0
-    source = _open(known)
+    source = sources.opened(known)
     try:
         for part in made.parts():
             digest.update(part)
@@ -329,7 +304,7 @@ def _make(
                 see(part)
             size += len(part)
             moved(len(part))
-        _same(known, _stat(known.path, known.source, os.fstat(source)))
+        sources.same(known, sources.stat_of(known.path, known.source, os.fstat(source)))
     finally:
         os.close(source)
     return FileEntry(path=file.path, size=size, sha256=digest.hexdigest(), role=file.role)
@@ -340,7 +315,7 @@ def _can_clone(copied: Sequence[SourceStat], place: Path) -> bool:
     if largest is None or not largest.size:
         return False
     probe = place / f".{secrets.token_hex(8)}"
-    source = _open(largest)
+    source = sources.opened(largest)
     try:
         target = disk.create_file(probe)
         try:
@@ -440,79 +415,6 @@ class _Watch:
                 self._progress(count)
         if due:
             self.demand(0)
-
-
-# ---------------------------------------------------------------------------------------------------------- the sources
-
-
-def _look(file: SourceFile) -> SourceStat:
-    found = _status(file.path, file.source)
-    if found.size != file.size:
-        raise _changed(file.path, f"it has {found.size} bytes, when it was judged it had {file.size}")
-    if file.mtime_ns not in {None, found.mtime_ns} or file.ino not in {None, found.ino}:
-        raise _changed(file.path, "it was written again since it was judged")
-    return found
-
-
-def _status(path: str, source: str) -> SourceStat:
-    try:
-        found = os.lstat(source)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if not stat.S_ISREG(found.st_mode):
-        raise _changed(path, "it is not a regular file")
-    return _stat(path, source, found)
-
-
-def _stat(path: str, source: str, found: os.stat_result) -> SourceStat:
-    return SourceStat(
-        path=path,
-        source=source,
-        size=found.st_size,
-        mtime_ns=found.st_mtime_ns,
-        ctime_ns=found.st_ctime_ns,
-        ino=found.st_ino,
-    )
-
-
-def _open(known: SourceStat) -> int:
-    """Open a source and prove that it is still the file that was looked at."""
-    try:
-        descriptor = disk.open_source(known.source)
-    except OSError as error:
-        raise _unreadable(known.path, error) from error
-    try:
-        _same(known, _stat(known.path, known.source, os.fstat(descriptor)))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _same(known: SourceStat, now: SourceStat) -> None:
-    if known == now:
-        return
-    if known.ino != now.ino:
-        why = "another file is in its place"
-    elif known.size != now.size:
-        why = f"it had {known.size} bytes and has {now.size} now"
-    else:
-        why = "it was written, renamed or linked meanwhile"
-    raise _changed(known.path, why)
-
-
-def _unreadable(path: str, error: OSError) -> errors.WeighbridgeError:
-    if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.ESTALE:
-        return errors.VanishedError(f"{shown(path)} is gone", why=f"{shown(str(error.filename))} went away")
-    if error.errno == errno.ELOOP:
-        return _changed(path, "it is a link now")
-    return disk.translate(error, f"cannot read {shown(path)}")
-
-
-def _changed(path: str, why: str) -> errors.SourceChangedError:
-    return errors.SourceChangedError(
-        f"{shown(path)} changed while it was read", why=why, fix="wait until its writer is done, then repeat"
-    )
 
 
 def _unusable(fault: FormatFault) -> errors.RefusedError:

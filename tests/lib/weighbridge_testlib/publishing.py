@@ -7,7 +7,8 @@ from typing import Any
 
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import Candidate, prepare, publish
-from weighbridge.registry.flow.stage import Mode, SourceFile
+from weighbridge.registry.flow.sources import SourceFile
+from weighbridge.registry.flow.stage import Mode
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.protocol import Remote
