@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from weighbridge.adapters import extract_write
-from weighbridge.adapters.families import assembled
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.registry.errors import RefusedError, SourceChangedError, UsageError
@@ -27,20 +26,14 @@ PART = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 
 def admitted(folder: Path, *allowed: str) -> Admission:
-    """Admit what a folder holds, as if it were too large for inspect to look at its values."""
+    """Admit what a folder holds as the daemon does: staging looks at the values."""
     policy = Policy(allowed=tuple(Allowed(code=code, reason="checked") for code in allowed))
-    return admit(inspect(folder).artifacts[0], name="medical-sft", run=RUN, policy=policy)
+    return admit(inspect(folder, values=0).artifacts[0], name="medical-sft", run=RUN, policy=policy)
 
 
 def stage(done: Admission, place: Path) -> staging.Bundle:
     """Stage an admission."""
     return staging.stage(done.files, place, transform=done.transform, made=done.made, inputs=done.inputs)
-
-
-@pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every set of weights be too large for inspect to look at its values."""
-    monkeypatch.setattr(assembled, "VALUES_LIMIT", 0)
 
 
 def poisoned(folder: Path, value: float) -> None:
@@ -51,7 +44,6 @@ def poisoned(folder: Path, value: float) -> None:
     parts.poison(rank, float(middle[len(middle) // 2 + 3]), value)
 
 
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nan_is_found_while_staging(tmp_path: Path, value: float) -> None:
     """Weights too large to look at beforehand are looked at while they are written; the stage is gone afterwards."""
@@ -72,7 +64,6 @@ def test_inspect_tells_it_of_small_ones(tmp_path: Path) -> None:
     assert "values-nan" in {f.code for f in found.findings}
 
 
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("stage_of", [2, 3])
 def test_a_rank_that_was_never_filled(tmp_path: Path, stage_of: int) -> None:
     """A rank's part of zeros alone is found while staging and named; a person may allow it."""

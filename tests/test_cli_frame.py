@@ -253,7 +253,7 @@ def test_closed_streams_break_nothing() -> None:
 def test_completion_imports_no_command() -> None:
     """Completing a command's name answers from the table."""
     done = command(env={"_REGISTRY_COMPLETE": "bash_complete", "COMP_WORDS": "registry pu", "COMP_CWORD": "1"})
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["plain,pull", "plain,push"], "")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["plain,pull", "plain,push", "plain,purge"], "")
 
 
 def test_one_path_for_all() -> None:

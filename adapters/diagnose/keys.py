@@ -145,6 +145,12 @@ RULES: Final = (
         _inside,
     ),
     linked(
+        "adapter-not-exported", _STAGE, "block", ("unexpected-keys", "adapter-silent", "target-not-found"),
+        ("lora-dialect-torchtune", "adapter-not-taken-out"),
+        "the adapter is in its trainer's own form, or beside others, and cannot be turned into PEFT's",
+        "save it with the trainer's exporter, or with save_pretrained",
+    ),
+    linked(
         "base-in-adapter", _STAGE, "warn", ("unexpected-keys", "lora-refused", "memory-blow-up"),
         ("base-inside-adapter",),
         "the adapter's file holds tensors of the frozen base",

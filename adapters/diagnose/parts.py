@@ -182,7 +182,7 @@ RULES: Final = (
     ),
     linked(
         "not-gathered", _STAGE, "block", ("size-mismatch", "missing-keys", "garbage-output"),
-        ("tensors-empty", "lora-flat"),
+        ("tensors-empty", "lora-flat", "rank-part-zero"),
         "tensors have no elements, or one dimension: the parts of other ranks were not gathered before saving",
         "save again with stage3_gather_16bit_weights_on_model_save, or take the weights out of the rank files",
         _gather,

@@ -94,10 +94,9 @@ def _inside_zip(path: Path) -> str:
             names = zipdir.names(source)
     except (FormatFault, OSError):
         return "torch-zip"
-    if any(name.endswith("/constants.pkl") for name in names):
-        tails = {name.partition("/")[2] for name in names}
-        if "constants.pkl" in tails and any(tail.startswith("code/") for tail in tails):
-            return "torchscript"
+    tails = {name.partition("/")[2] for name in names}
+    if "constants.pkl" in tails and any(tail.startswith("code/") for tail in tails):
+        return "torchscript"
     if any(name.endswith("/data.pkl") and name.count("/") == 1 for name in names):
         return "torch-zip"
     if "archive_format" in tails:

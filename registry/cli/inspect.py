@@ -212,6 +212,8 @@ def _holds(artifacts: Sequence[Artifact]) -> list[str]:
 
 def _published(found: Inspection) -> str:
     """Return what would be published: of one artifact its files, of several how many files each has."""
+    if len(found.artifacts) == 1 and found.artifacts[0].kind is None:
+        return "nothing of it"
     if len(found.artifacts) <= 1:
         listed = _files([f for f in found.files if f.publish])
         later = {"refuse": "nothing as it stands; once mended ", "wait": "nothing yet; when finished "}

@@ -55,6 +55,21 @@ def _inside(root: Path, dice: Dice) -> Asked:
     return Asked(folder)
 
 
+def _not_exported(root: Path, dice: Dice) -> Asked:
+    size = m.shape(dice, inner=32)
+    folder = dice.folder(root)
+    folder.mkdir(parents=True)
+    made = m.lora(size, 4, ["q_proj", "v_proj"])
+    if dice.of([True, False]):
+        own = {k.replace("lora_A", "lora_a").replace("lora_B", "lora_b"): t for k, t in made.items()}
+        own = {k.removeprefix("base_model.model.model.").replace(".self_attn.", ".attn."): t for k, t in own.items()}
+    else:
+        b.write_json(folder / "adapter_config.json", b.lora_config())
+        own = {k.replace(".weight", f".{name}.weight"): t for name in ("style", "tone") for k, t in made.items()}
+    (folder / dice.of(["last.ckpt", "best.ckpt"])).write_bytes(c.torch_zip(m.torch_tensors(own)))
+    return Asked(folder)
+
+
 def _plain_file(root: Path, dice: Dice) -> Asked:
     folder = dice.folder(root)
     folder.mkdir(parents=True)
@@ -252,6 +267,7 @@ AILMENTS: Final[dict[str, Ailment]] = {
     ),
     "not-merged": Ailment(_not_merged, m.sound_model, (_UNEXPECTED, "Some weights are newly initialized: ['x']")),
     "adapter-in-checkpoint": Ailment(_inside, _plain_file, (_UNEXPECTED,)),
+    "adapter-not-exported": Ailment(_not_exported, _plain_file, (_UNEXPECTED,)),
     "base-in-adapter": Ailment(_fat, m.sound_adapter, ("ValueError: a.base_layer.weight is unsupported LoRA weight",)),
     "modules-ride-along": Ailment(
         _riders, m.sound_adapter, ("ValueError: base_model.model.lm_head.weight is unsupported LoRA weight",)

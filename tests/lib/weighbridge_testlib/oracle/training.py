@@ -54,7 +54,7 @@ class Net(torch.nn.Module):
 def _taken(made: Path, wanted: Mapping[str, Any], artifact: str, due: tuple[str, ...] = (), **facts: Any) -> Told:
     """Extract a checkpoint; what a loader of the new folder sees must be the state that was saved."""
     _same(stored(taken(made.parent, made)), wanted)
-    return Told(artifact, None if artifact == "ckpt-dcp" else "model", wanted, facts, due)
+    return Told(artifact, "model", wanted, facts, due)
 
 
 def _same(ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -65,8 +65,7 @@ def _same(ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 def _adapter_taken(made: Path, adapted: Any, state: Mapping[str, Any], artifact: str, key: str) -> Told:
     """Extract the adapter alone; it must be what PEFT itself would save."""
     _same(stored(taken(made.parent, made, adapter=True)), peft.get_peft_model_state_dict(adapted))
-    kind = None if artifact == "ckpt-dcp" else "model"
-    return Told(artifact, kind, state, {"weights_key": key}, ("adapter-inside",))
+    return Told(artifact, None, state, {"weights_key": key}, ("adapter-inside",))
 
 
 def _torch(made: Path, value: Any, wanted: Mapping[str, Any], *, legacy: bool = False, **facts: Any) -> Told:
