@@ -65,10 +65,10 @@ def purge(remote: Remote, name: str, n: int, *, grace: float = GRACE) -> int:
     Raises NotFinishedError during the grace, ConflictError when a tag points to the version (the tag wins), and
     NotFoundError when it was never withdrawn.
     """
-    age = remote.now() - _marked(remote, name, n)
+    age = max(0.0, remote.now() - _marked(remote, name, n))  # a store's clock may count whole seconds
     if age < grace:
         raise errors.NotFinishedError(
-            f"{name}@v{n} was withdrawn {max(0.0, age):.0f} s ago",
+            f"{name}@v{n} was withdrawn {age:.0f} s ago",
             why=f"its files stay for {grace:.0f} s",
             fix="repeat it then",
             wait=grace - age,
