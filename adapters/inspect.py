@@ -63,7 +63,7 @@ def inspect(
     With `prefer_averaged` a running average counts as the weights where a checkpoint holds both. Raises OSError when
     the path is gone or cannot be listed.
     """
-    tree = _with_papers(listing.read_tree(path, ignore, goes_along), path)
+    tree = tree_of(path, ignore)
     reader = Reader(tree, values, averaged=prefer_averaged)
     folders = checkpoint.without_slices(list(checkpoint.candidates(iter(tree.folders.values()))))
     if alone:
@@ -79,6 +79,11 @@ def inspect(
     for draft, own in judged:
         _finish(draft, own, caches)
     return runs.assemble(os.fspath(path), reader, judged, files, staging)
+
+
+def tree_of(path: Path, ignore: Sequence[str] = ()) -> listing.Tree:
+    """Return the files that are looked at for a path, with the papers beside or above it. Raises OSError."""
+    return _with_papers(listing.read_tree(path, ignore, goes_along), path)
 
 
 def goes_along(own: str, name: str) -> bool:

@@ -38,6 +38,7 @@ _PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", 
 _PYTHON: Final = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 _DEATH_SIGNAL: Final = 1
 _LINE_LIMIT: Final = 64 << 20
+_ANSWERS: Final = ("held", "result", "error")
 _TELL_EVERY: Final = 8 << 20
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
 
@@ -136,7 +137,8 @@ def _talked(
                 if progress is not None:
                     progress(int(event["progress"]))
             else:
-                answers = event | answers  # the first word counts: that of what holds came before any input
+                # The first word counts: that of what holds came before any input. Anything else a child may babble.
+                answers = {key: event[key] for key in _ANSWERS if key in event} | answers
     except BaseException:
         if watch is not None:
             watch.stop()
@@ -156,7 +158,7 @@ def _event(line: bytes) -> dict[str, Any]:
     """Return what a child told in one line; one that reads hostile files may tell anything."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict) or not isinstance(event.get("progress", 0), int):
         raise errors.WeighbridgeError(

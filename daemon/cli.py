@@ -84,7 +84,8 @@ def drain(path: Path, deadline: str, config: str | None, as_json: bool) -> int:
     """Return when everything under PATH is published, for Slurm epilogs and pod pre-stop hooks.
 
     Asks the running daemon; without one it does the work itself. Ends 0 only when the home remote has confirmed every
-    artifact under PATH that its rule publishes, 5 when one of them is blocked, 8 when the deadline passed.
+    artifact under PATH that its rule publishes, 5 when one of them is blocked, 8 when the deadline passed, 3 when PATH
+    is not there and nothing was published from it.
     """
     from weighbridge.daemon import drain as draining  # noqa: PLC0415 - as above
 
@@ -92,6 +93,8 @@ def drain(path: Path, deadline: str, config: str | None, as_json: bool) -> int:
     seconds = _seconds(deadline)
     absolute = os.path.abspath(path)  # noqa: PTH100 - links stay as they are: they are watched under their names
     answer = _drained(settings, absolute, seconds)
+    if not answer["published"] and not os.path.lexists(absolute):
+        raise errors.NotFoundError(f"{absolute} is not there", why="nothing was ever published from it")
     if as_json:
         _say(json.dumps({"schema": "weighbridge/drain/1"} | {k: v for k, v in answer.items() if k != "token"}))
     else:

@@ -10,6 +10,7 @@ from weighbridge.registry import layout
 from weighbridge.registry.flow import notes, tags
 from weighbridge.registry.flow.withdraw import GRACE
 from weighbridge.registry.remotes.directory import DirectoryRemote
+from weighbridge_testlib.builders import lora_adapter
 from weighbridge_testlib.desk import Desk, conforms
 from weighbridge_testlib.shelf import payload
 
@@ -161,8 +162,39 @@ def test_a_version_is_taken_back_here_and_on_mirrors(desk: Two) -> None:
     assert desk.ok("pull", f"{NAME}@v3", "before", "--remote", "backup").code == 0
     assert desk.mirrored()["withdrawn"] == 1
     assert desk.registry("pull", f"{NAME}@v3", "after", "--remote", "backup").code == 3
+    for command in (["show", f"{NAME}@v3"], ["pull", f"{NAME}@v3", "asked"]):
+        asked = desk.registry(*command)
+        assert asked.code == 3
+        assert "wrong data" in asked.err
     said = desk.ok("withdraw", f"{NAME}@v3", "--reason", "again")
     assert "withdrawn before" in said.err
+
+
+def test_a_number_nobody_has_claimed_is_no_copy(desk: Two) -> None:
+    """A number that is not there is a mistake, not a copy with nothing to do."""
+    said = desk.registry("mirror", f"{NAME}@v9", "--to", "backup")
+    assert said.code == 3
+    assert f"no {NAME}@v9" in said.err
+
+
+def test_a_remote_that_is_not_mounted_gets_no_second_registry(desk: Two) -> None:
+    """Where a registry was seen, an empty folder is a mount that is missing: nothing is written to it."""
+    desk.ok("mirror", NAME, "--to", "backup")
+    adapter = lora_adapter(desk.folder / "adapter", seed=9)
+    for folder, words in (
+        (desk.root, ["push", adapter, "--name", "another"]),
+        (desk.folder / "backup", ["mirror", NAME, "--to", "backup"]),
+    ):
+        away = folder.with_name(f"{folder.name}.away")
+        folder.rename(away)
+        folder.mkdir()
+        said = desk.registry(*words)
+        assert said.code == 6, said.err
+        assert "mounted" in said.err
+        assert not any(folder.iterdir())
+        folder.rmdir()
+        away.rename(folder)
+        desk.ok(*words)
 
 
 def test_a_tag_and_a_vague_reference_are_no_withdrawal(desk: Two) -> None:
@@ -182,7 +214,10 @@ def test_files_go_only_after_a_withdrawal_and_its_grace(desk: Two) -> None:
     desk.ok("withdraw", f"{NAME}@v3", "--reason", "wrong data")
     told = conforms(desk.ok("purge", f"{NAME}@v3", "--json").json, "purge")
     assert (told["dry_run"], told["files"], told["bytes"]) == (True, 3, sum(map(len, payload(3).values())))
-    assert desk.registry("purge", f"{NAME}@v3", "--yes").code == 8
+    assert "--yes, after 20" in desk.ok("purge", f"{NAME}@v3").out
+    early = desk.registry("purge", f"{NAME}@v3", "--yes")
+    assert early.code == 8
+    assert "repeat it after 20" in early.err
     mark = desk.root / layout.withdrawn(NAME, 3)
     long_ago = mark.stat().st_mtime - GRACE - 60
     os.utime(mark, (long_ago, long_ago))

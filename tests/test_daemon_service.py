@@ -238,6 +238,7 @@ def test_a_finding_can_be_allowed_with_a_reason(yard: Yard) -> None:
         path = str(yard.runs / "team/run-1")
         offered = f"or: registry allow {path}/checkpoint-1 --code private-path --reason TEXT"
         assert offered in yard.registry("status").stdout
+        assert yard.registry("allow", f"{path}-typo", "--code", "private-path", "--reason", "x").returncode == 3
         refused = yard.registry("allow", path, "--code", "file-short", "--reason", "x")
         assert refused.returncode == 4
         assert "cannot be allowed" in refused.stderr

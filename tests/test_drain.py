@@ -156,6 +156,9 @@ def test_an_empty_path_is_drained_and_a_foreign_one_refused(yard: Yard) -> None:
     """Nothing to do is success; a path that nobody watches is a mistake."""
     (yard.runs / "team/empty").mkdir(parents=True)
     assert drain(yard, yard.runs / "team/empty", "--deadline", "20s").returncode == 0
+    gone = drain(yard, yard.runs / "team/nope", "--deadline", "20s")
+    assert gone.returncode == 3
+    assert "is not there" in gone.stderr
     foreign = drain(yard, yard.folder / "elsewhere", "--deadline", "20s")
     assert foreign.returncode == 2
     assert "is not watched" in foreign.stderr

@@ -137,6 +137,20 @@ def test_papers_beside_it_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not any(name.endswith(".ckpt") for name in names)
 
 
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [({"num_hidden_layers": 9}, "tensor-missing"), ({"vocab_size": 4096}, "vocab-mismatch"), ({}, None)],
+)
+def test_the_config_beside_it_is_compared(tmp_path: Path, change: dict[str, Any], code: str | None) -> None:
+    """What would be published with a config is held against it, as weights in a model's folder are."""
+    lightning(tmp_path / "last.ckpt", step=1, loss=0.1, best="")
+    builders.write_json(tmp_path / "config.json", builders.llama_config(dtype="float32") | change)
+    found = inspect(tmp_path)
+    blocking = {f.code for f in found.findings if f.severity == "block"}
+    assert blocking == ({code} if code else set())
+    assert found.facts["architecture"] == "LlamaForCausalLM"
+
+
 def test_the_watch_names_files(tmp_path: Path) -> None:
     """Each torch file of a folder that is no artifact itself is a candidate; what comes and goes is told."""
     run = tmp_path / "team/run"

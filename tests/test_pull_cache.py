@@ -95,8 +95,17 @@ def test_a_damaged_file_is_fetched_again(remote: Counting, tmp_path: Path, harm:
     second = pull(remote, NAME, 1, tmp_path / "b", cache=cache)
     assert right(second)
     assert second.fetched == len(FILES["adapter_model.safetensors"])
-    if harm == "flipped":
-        assert pull(remote, NAME, 1, tmp_path / "c", cache=cache).fetched == 0
+    assert pull(remote, NAME, 1, tmp_path / "c", cache=cache).fetched == 0
+
+
+def test_a_version_above_the_limit_is_kept_in_part(remote: Counting, tmp_path: Path) -> None:
+    """No more is written than may stay: of a version that does not fit, some files are kept and none is swept."""
+    room = TOTAL - 1
+    pull(remote, NAME, 1, tmp_path / "a", cache=Cache(tmp_path / "cache", room))
+    held = kept(tmp_path / "cache")
+    assert held
+    assert sum(file.stat().st_size for file in held.values()) <= room
+    assert Cache(tmp_path / "cache", room).sweep() == 0
 
 
 def test_the_longest_unused_files_go_first(tmp_path: Path) -> None:

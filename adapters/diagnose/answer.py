@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from weighbridge.adapters import layout, license, listing, shards  # noqa: A004 - the module is about licences
+from weighbridge.adapters import layout, license, shards  # noqa: A004 - the module is about licences
 from weighbridge.adapters.diagnose import against
 from weighbridge.adapters.diagnose import text as texts
 from weighbridge.adapters.diagnose.against import Against
@@ -17,7 +17,7 @@ from weighbridge.adapters.diagnose.table import RULES
 from weighbridge.adapters.diagnose.text import Text
 from weighbridge.adapters.families import pickled
 from weighbridge.adapters.formats.safetensors import Tensor
-from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.inspect import inspect, tree_of
 from weighbridge.adapters.inspection import Artifact, Inspection
 from weighbridge.adapters.reading import Place, Reader
 from weighbridge.adapters.whole import header_of
@@ -86,7 +86,7 @@ def diagnose(
     unsure: list[str] = []
     bases: list[str] = []
     compared_with: list[str] = []
-    reader = Reader(listing.read_tree(path, ignore))
+    reader = Reader(tree_of(path, ignore))
     for one in seen.artifacts or [_unknown(seen)]:
         case = _case(path, one, seen, reader, told)
         where = against.find_base(one, base, world)

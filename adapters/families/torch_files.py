@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from weighbridge.adapters import audit, keys, layout, torch_weights, weights
-from weighbridge.adapters.draft import Draft
+import msgspec
+
+from weighbridge.adapters import audit, fit, keys, layout, packed_weights, quantization, torch_weights, weights
+from weighbridge.adapters.draft import Draft, read_json
 from weighbridge.adapters.families import image_lora, lightning, pickled
 from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.protocol import FormatFault
@@ -60,10 +62,26 @@ def judge(place: Place, file: File, *, several: bool = False) -> Draft:
         image_lora.describe(draft, file.path, dialect, Header(file.size, 0, held.tensors, None), _alphas(file, held))
     else:
         lora(draft, file, held.tensors)
+        if draft.kind == "model" and held.sound:
+            _against_config(draft, held.tensors)
     values(draft, file, held)
     if held.sound and draft.kind is not None:
         draft.convert = (file.path,)
     return draft
+
+
+def _against_config(draft: Draft, tensors: Mapping[str, Tensor]) -> None:
+    """Compare the weights with the config that would go along, as for a model folder."""
+    config = read_json(draft, layout.MODEL_CONFIG)
+    if config is None:
+        return
+    subject = draft.place.path(layout.MODEL_CONFIG)
+    packing = quantization.of(config, None)
+    draft.add(*fit.judge(config, tensors, packing, subject))
+    if not packed_weights.is_packed(tensors):
+        draft.add(*fit.required(config, tensors, subject))
+    if draft.weights is not None:
+        draft.weights = msgspec.structs.replace(draft.weights, architecture=draft.facts.get("architecture"))
 
 
 def take(draft: Draft, file: File) -> Held:

@@ -10,6 +10,7 @@ import click
 from weighbridge.registry import control
 from weighbridge.registry.cli import context, options
 from weighbridge.registry.cli.output import Output
+from weighbridge.registry.errors import NotFoundError
 
 
 @click.command("allow")
@@ -25,6 +26,8 @@ def allow(path: str, code: str, reason: str, config: str | None, out: Output) ->
     """
     settings = context.settings(config)
     whole = os.path.abspath(path)  # noqa: PTH100 - links stay: folders are watched under their names
+    if not os.path.lexists(whole):
+        raise NotFoundError(f"{whole} is not there", fix="name a folder that registry status lists")
     given = {"path": whole, "code": code, "reason": reason, "who": f"{_user()}@{socket.gethostname()}"}
     told: Any = control.ask(settings.daemon.socket, "allow", given)
     if out.as_json:

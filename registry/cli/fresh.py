@@ -131,17 +131,33 @@ def _open(chosen: RemoteSettings, remote: Remote, out: Output) -> Opened:
     except NotFoundError as error:
         if context.known_registry(chosen) is None:
             raise
-        raise UnreachableError(
-            f"there is no registry any more at {shown(remote.url)}",
-            why="there was one when it was last looked at",
-            fix="see whether the disk or share is mounted",
-        ) from error
+        raise _gone(chosen, remote) from error
     with suppress(OSError):
         remember_registry(chosen, registry.registry)
     catalog, _, notes = sync.refresh(remote, _cache(registry.registry), registry.registry)
     for note in notes:
         out.talk(note, "yellow")
     return Opened(chosen, remote, registry, catalog)
+
+
+def _gone(chosen: RemoteSettings, remote: Remote) -> UnreachableError:
+    return UnreachableError(
+        f"there is no registry any more at {shown(remote.url)}",
+        why="there was one when it was last looked at",
+        fix=f"see whether the disk or share is mounted; to begin a new one, delete {context.memory_path(chosen)}",
+    )
+
+
+def registry_of(chosen: RemoteSettings, remote: Remote, *, writer: str | None = None) -> Registry:
+    """Open the registry of a remote that is to be written to, made where there never was one.
+
+    Raises UnreachableError where there was one and it is gone: numbers are never given out anew beside an empty mount
+    point.
+    """
+    try:
+        return open_registry(remote, create=context.known_registry(chosen) is None, writer=writer)
+    except NotFoundError as error:
+        raise _gone(chosen, remote) from error
 
 
 def remember_registry(remote: RemoteSettings, registry: str, environ: Mapping[str, str] | None = None) -> None:

@@ -216,6 +216,11 @@ def _published(found: Inspection) -> str:
         return "nothing of it"
     if len(found.artifacts) <= 1:
         listed = _files([f for f in found.files if f.publish])
+        made = found.facts.get("assembled_from")
+        if made:
+            listed = f"the weights, put together from {made} as safetensors" + (f"; {listed}" if listed else "")
+        elif found.artifacts and found.artifacts[0].convert:
+            listed += " (pickles as the safetensors of their tensors)"
         later = {"refuse": "nothing as it stands; once mended ", "wait": "nothing yet; when finished "}
         return later.get(found.outcome, "") + listed if listed else "nothing"
     able = [one for one in found.artifacts if one.kind is not None and one.outcome in {"accept", "warn"}]

@@ -26,7 +26,6 @@ from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import merged as papers
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.merged import Parent
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.flow.pull import checked_manifest, pull
@@ -197,7 +196,7 @@ def _publish(
     opened = context.connect(chosen)
     try:
         owner = Owner(host=socket.gethostname(), daemon=f"merge by {fresh.whoami()}")
-        registry = open_registry(opened, create=True, writer=owner.daemon)
+        registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
         with following(out) as follower:
             candidate = prepare(
                 opened,

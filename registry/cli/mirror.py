@@ -19,7 +19,7 @@ from weighbridge.registry.cli.progress import Follower, following
 from weighbridge.registry.errors import DivergedError, NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import follow, place, sync
 from weighbridge.registry.flow.follow import Carried, Told
-from weighbridge.registry.flow.marker import check_writer, open_registry
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.refs import shown, split
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.types import FileEntry, Registry
@@ -51,14 +51,17 @@ def mirror(*, ref: str, to: str, remote: str | None, config: str | None, out: Ou
     with fresh.opened(source, out, ref=f"{name}@v{n or 1}") as home:
         receiving = context.connect(target)
         try:
-            registry = open_registry(receiving, create=True)
+            registry = fresh.registry_of(target, receiving)
             if registry.registry == home.registry.registry:
                 raise UsageError(
                     f"'{source.name}' and '{target.name}' are one and the same", fix="name another remote with --to"
                 )
             check_writer(registry, receiving)
             copying = _Copying(name, source, target, home, receiving, registry, out)
-            carried = copying.versions(follow.numbers(home.remote, name) if n is None else [n])
+            known = follow.numbers(home.remote, name)
+            if n is not None and n not in known:
+                raise NotFoundError(f"there is no {name}@v{n} on {source.name}", fix=f"registry ls {name}")
+            carried = copying.versions(known if n is None else [n])
             told = follow.beside(home.remote, receiving, registry, name)
             copying.remember(carried)
         finally:

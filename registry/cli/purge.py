@@ -11,6 +11,7 @@ from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import withdraw
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.refs import shown, split
+from weighbridge.registry.times import spelled
 
 SCHEMA: Final = "weighbridge/purge/1"
 
@@ -43,6 +44,8 @@ def purge(*, ref: str, yes: bool, remote: str | None, config: str | None, out: O
         check_writer(found.registry)
         files = withdraw.payload(found.remote, name, n)
         count = sum(stat.size for stat in files)
+        left = withdraw.wait(found.remote, name, n)
+        due = spelled(found.remote.now() + left)
         if yes:
             withdraw.purge(found.remote, name, n)
     if out.as_json:
@@ -61,4 +64,4 @@ def purge(*, ref: str, yes: bool, remote: str | None, config: str | None, out: O
         return
     number = "1 file" if len(files) == 1 else f"{len(files)} files"
     what = f"{number}, {size(count)} of {name}@v{n} on {chosen.name}"
-    out.say(f"{what} deleted" if yes else f"{what} would be deleted (with --yes)")
+    out.say(f"{what} deleted" if yes else f"{what} would be deleted (with --yes{f', after {due}' if left else ''})")

@@ -24,7 +24,6 @@ from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError, WeighbridgeError, utf8
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
-from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
 from weighbridge.registry.types import Owner, Receipt, RunFacts
@@ -82,7 +81,7 @@ def push(
     opened = context.connect(chosen)
     try:
         owner = _writer()
-        registry = open_registry(opened, create=True, writer=owner.daemon)
+        registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
         begun = time.monotonic()
         with following(out) as follower:
             candidate = prepare(

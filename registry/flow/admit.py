@@ -365,7 +365,7 @@ def _base(artifact: Artifact, note: Sidecar, card: CardFacts) -> tuple[BaseFacts
 
 
 def _lineage(artifact: Artifact, base: BaseFacts) -> list[LineageEdge]:
-    merged = parents.merge(Path(artifact.root))
+    merged = parents.merge(Path(artifact.root)) if artifact.kind != "adapter" else None
     if merged is not None:
         return [LineageEdge(relation="merged-from", ref=model) for model in merged.models]
     if artifact.kind != "adapter" or base.id is None:

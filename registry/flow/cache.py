@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,11 +36,11 @@ class _Kept(NamedTuple):
 
 
 class Cache:
-    """A folder of files by their sha256 that holds at most `limit` bytes; nothing here raises for a bad disk."""
+    """A folder of files by their sha256, at most `limit` bytes once swept; nothing here raises for a bad disk."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder / "files"
-        self._limit = limit
+        self.limit = limit
 
     def lend(self, sha256: str, size: int, target: Path) -> bool:
         """Put a private copy of a file at `target`, which is not there yet; False when the file is not here.
@@ -53,6 +54,7 @@ class Cache:
             return False
         try:
             if os.fstat(source).st_size != size:
+                self.damaged(sha256)  # such as a power cut leaves it: nothing here is synced
                 return False
             _copy(source, target, size, mode=0o666)
             with suppress(OSError):
@@ -66,13 +68,17 @@ class Cache:
 
     def damaged(self, sha256: str) -> None:
         """Forget a file that turned out not to be what its name says."""
+        kept = self._path(sha256)
         with suppress(OSError):
-            self._path(sha256).unlink()
+            if kept.is_dir():
+                shutil.rmtree(kept)
+            else:
+                kept.unlink()
 
     def keep(self, source: Path, sha256: str, size: int) -> None:
         """Keep a file that was just verified; does nothing when it is here, too large, or the disk is nearly full."""
         kept = self._path(sha256)
-        if not 0 < size <= self._limit or kept.exists():
+        if not 0 < size <= self.limit or kept.exists():
             return
         fresh = kept.with_name(f"{kept.name}.{secrets.token_hex(8)}")
         try:
@@ -93,7 +99,7 @@ class Cache:
         total = sum(kept.size for kept in found)
         freed = 0
         for kept in found:
-            if total - freed <= self._limit:
+            if total - freed <= self.limit:
                 break
             with suppress(OSError):
                 kept.path.unlink()

@@ -1,7 +1,9 @@
 """What `manifest.json` of a version says: the manifest that was claimed, or that the number was given up."""
 
+from contextlib import suppress
+
 from weighbridge.registry import layout
-from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WithdrawnError
+from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError, WithdrawnError
 from weighbridge.registry.flow import once
 from weighbridge.registry.manifest import Manifest, parse, parse_json
 from weighbridge.registry.refs import shown
@@ -58,11 +60,25 @@ def judged(remote: Remote, name: str, n: int, stored: bytes | None) -> Manifest:
         raise NotFoundError(
             f"{name}@v{n} was given up", why=f"{found.reason} (by {found.by})", fix=f"registry ls {name}"
         )
-    if once.look(remote, layout.withdrawn(name, n)) is not None:
-        raise withdrawn(name, n)
+    mark = once.look(remote, layout.withdrawn(name, n))
+    if mark is not None:
+        raise withdrawn(name, n, mark)
     return found
 
 
-def withdrawn(name: str, n: int) -> WithdrawnError:
-    """Return the error of a version that was taken back."""
-    return WithdrawnError(f"{name}@v{n} was withdrawn", why="its number stays taken", fix=f"registry ls {name}")
+def withdrawn(name: str, n: int, mark: bytes | None) -> WithdrawnError:
+    """Return the error of a version that was taken back, with what its mark says of who did it and why."""
+    why = "its number stays taken"
+    with suppress(IntegrityError):
+        said = parse_json(mark, layout.withdrawn(name, n)) if mark is not None else None
+        if isinstance(said, dict) and isinstance(said.get("why"), str):
+            why = f"{shown(said['why'])} ({shown(str(said.get('who')))}, {shown(str(said.get('when')))})"
+    return WithdrawnError(f"{name}@v{n} was withdrawn", why=why, fix=f"registry ls {name} --all shows what is left")
+
+
+def marked(remote: Remote | None, name: str, n: int) -> WithdrawnError:
+    """Return the same for a version of which only the catalogue was asked; the mark is read where it can be."""
+    mark = None
+    with suppress(WeighbridgeError):
+        mark = once.look(remote, layout.withdrawn(name, n)) if remote is not None else None
+    return withdrawn(name, n, mark)

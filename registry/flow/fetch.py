@@ -87,8 +87,11 @@ def files(
         raise failed
     moved = [future.result() for future in work]
     if cache is not None:
+        room = cache.limit
         for entry in entries:
-            cache.keep(folder / entry.path, entry.sha256, entry.size)
+            if entry.size <= room:  # what the sweep would take away again is not written at all
+                room -= entry.size
+                cache.keep(folder / entry.path, entry.sha256, entry.size)
         cache.sweep()
     return Moved(*(sum(counts) for counts in zip(*moved, strict=True)))
 
@@ -161,8 +164,9 @@ def _receive(job: _Job, descriptor: int, entry: FileEntry, digest: "hashlib._Has
                 digest.update(chunk)
                 _report(job, entry, len(chunk))
     except MissingError as error:
-        if once.look(job.remote, layout.withdrawn(job.name, job.n)) is not None:
-            raise withdrawn(job.name, job.n) from error
+        mark = once.look(job.remote, layout.withdrawn(job.name, job.n))
+        if mark is not None:
+            raise withdrawn(job.name, job.n, mark) from error
         raise IntegrityError(
             f"{shown(entry.path)} of {job.name}@v{job.n} is missing on the remote",
             why="the manifest lists it",

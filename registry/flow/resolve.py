@@ -39,7 +39,7 @@ def resolve(remote: Remote | None, catalog: View | None, ref: str, *, step: int 
             raise UsageError("--step needs a plain name", fix="registry pull NAME --step 280")
         return _by_step(_known(catalog, ref), name, step)
     if digest is not None:
-        return _by_content(_known(catalog, ref), name, digest)
+        return _by_content(remote, _known(catalog, ref), name, digest)
     assert name is not None
     if n is not None:
         return numbered(remote, catalog, name, n)
@@ -63,7 +63,7 @@ def numbered(remote: Remote | None, catalog: View | None, name: str, n: int) -> 
     if row is not None and row["state"] == "committed":
         return _resolved(row)
     if row is not None and row["state"] == "withdrawn":
-        raise decision.withdrawn(name, n)
+        raise decision.marked(remote, name, n)
     if remote is not None:
         try:
             found = decision.committed(remote, name, n)
@@ -99,7 +99,7 @@ def _by_step(catalog: View, name: str, step: int) -> Resolved:
     )
 
 
-def _by_content(catalog: View, name: str | None, digest: str) -> Resolved:
+def _by_content(remote: Remote | None, catalog: View, name: str | None, digest: str) -> Resolved:
     found = catalog.by_content(digest, name)
     rows = [row for row in found if row["state"] == "committed"]
     if len(rows) == 1:
@@ -108,7 +108,7 @@ def _by_content(catalog: View, name: str | None, digest: str) -> Resolved:
         raise _ambiguous(f"{len(rows)} versions begin with sha256:{digest}", rows)
     gone = next((row for row in found if row["state"] == "withdrawn"), None)
     if gone is not None:
-        raise decision.withdrawn(gone["name"], gone["n"])
+        raise decision.marked(remote, gone["name"], gone["n"])
     raise NotFoundError(f"nothing begins with sha256:{digest}", fix="registry ls --all -o wide")
 
 

@@ -59,19 +59,27 @@ def payload(remote: Remote, name: str, n: int) -> list[Stat]:
     return [there[key] for key in keys if key in there]
 
 
+def wait(remote: Remote, name: str, n: int, *, grace: float = GRACE) -> float:
+    """Return the seconds until a withdrawn version may be purged; 0 when it may. Raises as `purge`.
+
+    A store's clock may count whole seconds, so a mark can seem to lie in the future.
+    """
+    return max(0.0, grace - max(0.0, remote.now() - _marked(remote, name, n)))
+
+
 def purge(remote: Remote, name: str, n: int, *, grace: float = GRACE) -> int:
     """Delete the payload of a version that was withdrawn at least `grace` seconds ago; return the bytes set free.
 
     Raises NotFinishedError during the grace, ConflictError when a tag points to the version (the tag wins), and
     NotFoundError when it was never withdrawn.
     """
-    age = max(0.0, remote.now() - _marked(remote, name, n))  # a store's clock may count whole seconds
-    if age < grace:
+    left = wait(remote, name, n, grace=grace)
+    if left > 0:
         raise errors.NotFinishedError(
-            f"{name}@v{n} was withdrawn {age:.0f} s ago",
-            why=f"its files stay for {grace:.0f} s",
-            fix="repeat it then",
-            wait=grace - age,
+            f"the files of {name}@v{n} are not to be deleted yet",
+            why="its withdrawal may be news to somebody",
+            fix=f"repeat it after {spelled(remote.now() + left)}",
+            wait=left,
         )
     freed = 0
     for stat in payload(remote, name, n):

@@ -13,6 +13,8 @@ from weighbridge.registry.refs import shown
 
 _PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
 _PATIENCE = 10.0
+_PASSED = ("PATH", "HOME", "USER", "LANG", "SLURM_CONF", "SLURM_CONF_SERVER")
+"""What Slurm's client needs of our environment; secrets are not its business."""
 
 
 def merges(settings: Settings) -> Iterator[Check]:
@@ -45,7 +47,12 @@ def _slurm(merge: MergeSettings) -> Iterator[Check]:
         return
     try:
         done = subprocess.run(
-            ["sinfo", "--noheader", "--format=%R"], capture_output=True, text=True, timeout=_PATIENCE, check=False
+            ["sinfo", "--noheader", "--format=%R"],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+            env={name: os.environ[name] for name in _PASSED if name in os.environ},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         yield Check(WARN, "merge-slurm", f"Slurm does not answer: {error}", "look at its controller (scontrol ping)")
