@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,7 @@ from weighbridge.adapters.origins import stream
 from weighbridge.adapters.tally import Tally
 from weighbridge.registry import disk, errors, shell
 from weighbridge.registry.refs import shown
+from weighbridge.registry.types import Finding
 
 SHARD: Final = 5 << 30
 """Bytes of a shard unless somebody asks for another size."""
@@ -45,7 +46,7 @@ class Report(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A safetensors file that is made while it is written; a tally takes note of the values that pass."""
+    """A safetensors file that is made while it is written; a tally takes note of the parts that pass."""
 
     items: tuple[Item, ...]
     tally: Tally | None = None
@@ -56,10 +57,14 @@ class Content(NamedTuple):
         return len(_header(self.items)) + sum(item.size for item in self.items)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the file. Raises OSError, FormatFault, and RefusedError for values that cannot be right."""
+        """Yield the file. Raises OSError, FormatFault, and RefusedError for parts that cannot be right."""
         yield from content(self.items, tally=self.tally)
         if self.tally is not None:
             self.tally.stop()
+
+    def told(self) -> list[Finding]:
+        """Return what was found about the whole bundle, of which this is a file, when all of it was made."""
+        return self.tally.findings() if self.tally is not None else []
 
     def digests(self) -> list[tuple[str, str, tuple[int, ...], str]]:
         """Return (name, dtype, shape, sha256 of the bytes) of every tensor. Raises OSError, FormatFault."""
@@ -73,11 +78,11 @@ class Content(NamedTuple):
 
 
 def contents(
-    made: Extraction, subject: str, *, allowed: Iterable[str] = (), limit: int = SHARD
+    made: Extraction, subject: str, *, allowed: Mapping[str, str] | None = None, limit: int = SHARD
 ) -> tuple[dict[str, Content], bytes | None]:
-    """Return the weights files of an extraction by name, and the index of several; values are looked at on the way.
+    """Return the weights files of an extraction by name, and the index of several; parts are looked at on the way.
 
-    `subject` names what they are made from; findings whose codes are `allowed` stop nothing.
+    `subject` names what they are made from; `allowed` gives the reason by code why a finding stops nothing.
     """
     tally = Tally(subject, (item.name for item in made.items), allowed=allowed)
     parts = extract.shards(sorted(made.items, key=_natural), limit)

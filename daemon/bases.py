@@ -1,10 +1,13 @@
 """Where the base of an adapter lies: what was recorded decides, and nothing is fetched from outside.
 
 Looked for in this order: the folder the adapter itself names, the folders of `[merge] bases`, the Hub caches, the home
-registry. A base whose content was recorded is that content or it is another one.
+registry. A base whose content was recorded is that content or it is another one. What an adapter names is written by
+whoever trained it: it is read only where the configuration already lets us read, and a folder that has the last part of
+a name alone is not taken for a model that it says it is not.
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -46,7 +49,7 @@ class Wanted(NamedTuple):
 def wanted(facts: BaseFacts, *folders: Path) -> Wanted:
     """Return what is known of an adapter's base from its manifest and, for paths, from its own config."""
     for folder in folders:
-        named = _config(folder).get("base_model_name_or_path")
+        named = _document(folder / CONFIG).get("base_model_name_or_path")
         if isinstance(named, str) and named.startswith("/"):
             return Wanted(facts.id if facts.id != named else None, facts.revision, facts.content, named)
     return Wanted(facts.id, facts.revision, facts.content)
@@ -59,21 +62,30 @@ def find(
     folders: Sequence[Path],
     caches: Sequence[Path],
     scratch: Path,
+    roots: Sequence[Path] = (),
     moved: Callable[[int], None] = lambda _count: None,
 ) -> Found:
     """Return the base; one that is only in the registry is pulled into `scratch`.
 
+    `folders` are those of `[merge] bases`, `roots` the watched ones: a path that the adapter names must lie in one of
+    them or in a Hub cache.
+
     Raises NotFinishedError that names the base and what to do, and what a pull raises.
     """
-    named = want.path or ""
-    if named and Path(named, layout.MODEL_CONFIG).is_file():
-        return Found(Path(named))
-    identity = want.id or ""
+    outside = want.path is not None and not _below(want.path, (*folders, *caches, *roots))
+    if want.path is not None and not outside and Path(want.path, layout.MODEL_CONFIG).is_file():
+        return Found(Path(want.path))
+    identity, others = want.id or "", []
     if is_repo_id(identity):
         for folder in folders:
-            for place in (folder / identity, folder / identity.rpartition("/")[2]):
-                if (place / layout.MODEL_CONFIG).is_file():
-                    return Found(place)
+            whole, last = folder / identity, folder / identity.rpartition("/")[2]
+            if "/" in identity and (whole / layout.MODEL_CONFIG).is_file():
+                return Found(whole)
+            told = _stated(last)
+            if told is not None and not _same(told, identity):
+                others.append(f"{last} says it is {shown(told)}")
+            elif (last / layout.MODEL_CONFIG).is_file():
+                return Found(last)
         cached = license.cache_folder(identity, want.revision, caches)
         if cached is not None:
             return Found(cached)
@@ -82,11 +94,13 @@ def find(
         name, n = str(row["name"]), int(row["n"])
         place = scratch / "bases" / home.name / f"{name}@v{n}"
         pull(
-            home.remote, name, n, place, manifest_sha256=row["manifest"], card_sha256=row["card"],
+            home.remote, name, n, place, force=True, manifest_sha256=row["manifest"], card_sha256=row["card"],
             progress=lambda _path, count: moved(count),
         )  # fmt: skip
         return Found(place, f"{name}@v{n}", str(row["content"]))
-    raise _missing(want, folders, caches)
+    if outside:
+        raise _outside(want)
+    raise _missing(want, [*folders, *caches], others)
 
 
 def _published(want: Wanted, home: Home) -> dict[str, Any] | None:
@@ -103,8 +117,34 @@ def _published(want: Wanted, home: Home) -> dict[str, Any] | None:
     return None
 
 
-def _missing(want: Wanted, folders: Sequence[Path], caches: Sequence[Path]) -> errors.NotFinishedError:
-    places = [str(folder) for folder in (*folders, *caches)]
+def _below(path: str, places: Sequence[Path]) -> bool:
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(os.path.realpath(place)) for place in places)
+
+
+def _stated(folder: Path) -> str | None:
+    """Return the `owner/model` that a model's own config says it was loaded as, None where it says none."""
+    told = _document(folder / layout.MODEL_CONFIG).get("_name_or_path")
+    return told if isinstance(told, str) and "/" in told and is_repo_id(told) else None
+
+
+def _same(told: str, identity: str) -> bool:
+    """Tell whether two names may mean the same model; one without an owner leaves the owner open."""
+    return identity.casefold() in {told.casefold(), told.rpartition("/")[2].casefold()}
+
+
+def _outside(want: Wanted) -> errors.NotFinishedError:
+    return errors.NotFinishedError(
+        f"the base {shown(want.path or '')} is not read",
+        why="the adapter names it, and it lies outside [merge] bases, the Hub caches and the watched folders",
+        fix="name a folder above it in [merge] bases, if it is the right one",
+        base=want.id or want.path,
+        revision=want.revision,
+    )
+
+
+def _missing(want: Wanted, folders: Sequence[Path], others: Sequence[str]) -> errors.NotFinishedError:
+    places = [str(folder) for folder in folders]
     if want.id is None and want.path is None and want.content is None:
         return errors.NotFinishedError(
             "the adapter does not say which base it belongs to",
@@ -117,16 +157,22 @@ def _missing(want: Wanted, folders: Sequence[Path], caches: Sequence[Path]) -> e
     )  # fmt: skip
     return errors.NotFinishedError(
         f"the base {shown(want.words)} is not here",
-        why=f"looked in {', '.join(places) or 'no folder'} and in the registry; nothing is fetched by itself",
+        why="; ".join(
+            [
+                f"looked in {', '.join(places) or 'no folder'} and in the registry",
+                *others,
+                "nothing is fetched by itself",
+            ]
+        ),
         fix=f"{fix}; it is looked for again every few minutes",
         base=want.id or want.path,
         revision=want.revision,
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads((folder / CONFIG).read_bytes())
+        value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

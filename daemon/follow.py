@@ -14,6 +14,7 @@ from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import JobStore
 from weighbridge.registry.errors import WeighbridgeError
 from weighbridge.registry.flow.follow import Told, beside
+from weighbridge.registry.flow.publish import UNTOLD
 
 AGAIN_AFTER: Final = 300.0
 """Seconds after which a mirror that could not be told is tried again."""
@@ -40,10 +41,13 @@ class Following:
             try:
                 source = self._homes.get(home)
                 said = f"{versions} {source.catalog.said(name)}"
-                if said == self._store.followed(remote, name):
+                before = self._store.followed(remote, name)
+                if said == before:
                     continue
                 mirror = self._homes.get(remote)
-                told = beside(source.remote, mirror.remote, mirror.registry, name)
+                # Empty until it is done: after a death in between, what was brought may not have been told.
+                self._store.follow(remote, name, "")
+                told = beside(source.remote, mirror.remote, mirror.registry, name, retold=0.0 if before else UNTOLD)
             except WeighbridgeError as error:
                 self._failed(remote, name, error)
             else:

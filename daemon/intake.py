@@ -157,9 +157,14 @@ class Intake:
         job, artifact = found
         folder, own = os.path.split(job.path)
         beside = os.listdir(folder) if rule.ema != "keep" else []  # noqa: PTH208 - names of a folder of strings
-        why = policy.averages(own, beside, rule, averaged=artifact.facts.get("averaged") is True)
-        if why is not None:
-            return self._set_aside(job, "averaged", why)
+        averaged = artifact.facts.get("averaged") is True
+        # One transaction: an average that is lost in between would not find what it is to give back.
+        with self._store.transaction():
+            twins = [other for other in beside if layout.raw_of(other) == own]
+            lost = {other for other in twins if self._store.lost(f"{folder}/{other}")}
+            why = policy.averages(own, beside, rule, averaged=averaged, lost=lost)
+            if why is not None:
+                return self._set_aside(job, "averaged", why)
         return Judged(self._noted(job, run, rule, artifact, note), artifact, run, note)
 
     def decide(self, job: Job, rule: WatchRule) -> policy.Publish | policy.Skip | policy.Later:
@@ -243,7 +248,7 @@ class Intake:
             blocking = [f for f in artifact.findings if f.severity == "block" and f.code not in waits]
             left = [f for f in blocking if f.code not in allowed or findings.CODES[f.code].integrity]
             if left:
-                raise _refused(job, _offered(job, left))
+                raise _refused(job, offered(job, left))
         # It is at rest: that the end mark never came is no reason any more.
         kept = [f for f in artifact.findings if f.code not in waits]
         return job, msgspec.structs.replace(artifact, findings=kept)
@@ -317,7 +322,7 @@ class Intake:
                 caches=self._caches,
             )
         except errors.RefusedError as refused:
-            refused.data["findings"] = _offered(job, refused.data["findings"])
+            refused.data["findings"] = offered(job, refused.data["findings"])
             raise
 
     def policy(self, rule: WatchRule, path: str) -> Policy:
@@ -420,7 +425,7 @@ def _refused(job: Job, blocking: list[types.Finding]) -> errors.RefusedError:
     return errors.RefusedError(f"{job.path} cannot be published", why=blocking[0].message, findings=blocking)
 
 
-def _offered(job: Job, blocking: Sequence[types.Finding]) -> list[types.Finding]:
+def offered(job: Job, blocking: Sequence[types.Finding]) -> list[types.Finding]:
     """Let each fix also name the command that allows the finding, where all of them are for people to allow."""
     if not all(findings.may_be_allowed(f.code) for f in blocking):
         return list(blocking)

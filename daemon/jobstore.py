@@ -25,6 +25,13 @@ FRESH: Final[dict[str, Any]] = {"until": None, "attempts": 0, "unexpected": 0, "
 """What a job that is tried anew starts with."""
 
 
+LOST: Final = ("blocked", "quarantined", "vanished")
+"""States of a job that publishes nothing, as things stand."""
+
+UNPUBLISHED: Final = ("not-publishable", "max-bytes", "backfill")
+"""Reasons for which an artifact itself is set aside, whatever lies beside it."""
+
+
 class Job(types.Value, frozen=True):
     """One artifact of one folder on its way out; key is (path, part, fingerprint), after staging the content."""
 
@@ -166,6 +173,8 @@ class JobStore(Records):
             self._write(fresh)
             if event is not None:
                 self.event(event, name=fresh.name, n=fresh.n, path=fresh.path, detail=fresh.reason)
+            if fresh.state in LOST:
+                self._give_back(fresh.path)
             return fresh
 
     def manifest_of(self, job: Job) -> str | None:
@@ -288,6 +297,8 @@ class JobStore(Records):
             self._drop_seen(path)
             self._catalog.link.execute("DELETE FROM folders WHERE path = ?", (path,))
             self._catalog.link.execute("DELETE FROM skipped WHERE path = ?", (path,))
+            if not self.jobs("path = ? AND state != 'superseded'", [path], limit=1):
+                self._give_back(path)
             for job in self.jobs("path = ? AND state IN ('settling', 'blocked', 'quarantined')", [path]):
                 if job.n is None:
                     self.advance(job, "vanished", event="vanished", reason="the folder is gone", until=None)
@@ -330,6 +341,23 @@ class JobStore(Records):
             self._db.table("skipped").upsert(row | facts, pk=("path", "part"))
             self._catalog.link.execute("DELETE FROM jobs WHERE id = ? AND state = 'settling'", (job.id,))
             self.event("skipped", name=job.name, path=job.path, detail=why)
+            if reason in UNPUBLISHED:
+                self._give_back(job.path)
+
+    def lost(self, path: str) -> bool:
+        """Tell whether what was seen last at a path is published by nobody, as things stand."""
+        aside = self.skipped("path = ?", [path])
+        jobs = self.jobs("path = ? AND state != 'superseded'", [path], order="id DESC")
+        newest = aside[0]["fingerprint"] if aside else jobs[0].fingerprint if jobs else None
+        states = {job.state for job in jobs if job.fingerprint == newest}
+        return newest is not None and states <= set(LOST) and {row["reason"] for row in aside} <= set(UNPUBLISHED)
+
+    def _give_back(self, path: str) -> None:
+        """Judge again what was set aside in favour of a running average that is lost."""
+        folder, _, name = path.rpartition("/")
+        raw = layout.raw_of(name)
+        if raw is not None:
+            self.unskip("reason = 'averaged' AND path = ?", [f"{folder}/{raw}"])
 
     def skipped(self, where: str = "1", arguments: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Return what was set aside, by a condition of ours."""

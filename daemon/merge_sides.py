@@ -34,6 +34,7 @@ def sides(
     folders: Sequence[Path],
     caches: Sequence[Path],
     scratch: Path,
+    roots: Sequence[Path],
     moved: Callable[[int], None],
 ) -> Sides:
     """Return both sides of a merge; the adapter is pulled, so that what is merged is what was published.
@@ -41,10 +42,11 @@ def sides(
     Raises NotFinishedError for a base that is not here, what a pull raises, WithdrawnError.
     """
     manifest = checked_manifest(home.remote, merge.name, merge.n)
-    pull(home.remote, merge.name, merge.n, adapter, progress=lambda _path, count: moved(count))
+    # What lies in our scratch is ours: a folder that is not what was pulled there is pulled again.
+    pull(home.remote, merge.name, merge.n, adapter, force=True, progress=lambda _path, count: moved(count))
     facts = manifest.facts
     want = bases.wanted(facts.base, Path(merge.path), adapter)
-    found = bases.find(want, home, folders=folders, caches=caches, scratch=scratch, moved=moved)
+    found = bases.find(want, home, folders=folders, caches=caches, scratch=scratch, roots=roots, moved=moved)
     seen = look([adapter], found.path, dtype=merge.dtype, weigh=False)
     one = Parent(ref=merge.ref, content=manifest.content, provenance=facts.provenance, base=facts.base)
     content, ref = found.content, found.ref

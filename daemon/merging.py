@@ -21,16 +21,17 @@ from typing import Final
 import msgspec
 
 from weighbridge.adapters.merge import batch, start
-from weighbridge.adapters.merge.preview import Look
 from weighbridge.config.settings import MergeSettings
+from weighbridge.daemon import merge_scratch
 from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobs import CutOffError, delay
 from weighbridge.daemon.jobstore import FRESH, JobStore
+from weighbridge.daemon.merge_jobs import give_up
 from weighbridge.daemon.merge_sides import Sides, made_before, sides
 from weighbridge.daemon.mergestore import ACTIVE, CLOSED, Merge, MergeStore
 from weighbridge.daemon.records import encode
-from weighbridge.registry import control, disk, errors, findings
+from weighbridge.registry import control, errors, findings
 from weighbridge.registry.flow import merged
 from weighbridge.registry.types import Finding
 
@@ -41,12 +42,13 @@ PART: Final = "merged"
 """The part of a job that publishes a merged model."""
 
 BARREN_MAX: Final = 3
-"""Tries in a row that finished no file after which somebody has to look."""
-
-KEPT: Final = 2 * 86_400.0
-"""Seconds for which what a merge left is kept after it was given up: another try goes on from there."""
+"""Tries in a row that finished no file after which somebody has to look; one that the daemon did not survive counts."""
 
 _IDLE: Final = 60.0
+_DIED: Final = (
+    "give the daemon more memory (MemoryMax of its unit), or make merges elsewhere (executor in [merge]); then: "
+    "registryd merges --retry "
+)
 _log = logging.getLogger(__name__)
 
 
@@ -64,9 +66,11 @@ class Merging:
         scratch: Path,
         reserve: int = 0,
         caches: Sequence[Path] = (),
+        roots: Sequence[Path] = (),
         wake_workers: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Take the parts; `caches` are Hub caches, `roots` the watched folders: bases may lie in both."""
         self._store = store
         self._jobs = jobs
         self._homes = homes
@@ -75,6 +79,7 @@ class Merging:
         self._scratch = scratch
         self._reserve = reserve
         self._caches = caches
+        self._roots = roots
         self._wake_workers = wake_workers
         self._clock = clock
         self._work = threading.Event()
@@ -106,6 +111,10 @@ class Merging:
         self._work.set()
         if self._thread is not None:
             self._thread.join(seconds)
+        # A merge made here ends with us. It is not to blame for it, as it would be had we died: its handle says so.
+        with suppress(sqlite3.Error):
+            for merge in self._store.merges("state = 'running' AND executor = 'local'"):
+                self._store.advance(merge, handle=None)
         return self._thread is None or not self._thread.is_alive()
 
     def _loop(self) -> None:
@@ -209,29 +218,19 @@ class Merging:
             return self._store.advance(
                 merge, "done", event="merge joined", merged_n=there, reason=None, error=None, **known
             )
-        self._room(both.seen)
-        begun = start.begin(both.seen, self.target(merge), workers=self._executor(kind).workers)
-        if isinstance(begun, start.Merged):
-            return self._store.advance(merge, "merged", plan=begun.plan, **FRESH | known)
+        target = self.target(merge)
+        stands = merge_scratch.standing(both.seen, target)
+        if stands is not None:
+            return self._store.advance(merge, "merged", plan=stands.plan, **FRESH | known)
+        merge_scratch.room(both.seen, self._scratch, self._reserve)
+        begun = start.begin(both.seen, target, workers=self._executor(kind).workers)
+        assert isinstance(begun, start.Begun), "nobody else writes below our scratch"
         fresh = msgspec.structs.replace(merge, plan=begun.plan, tries=merge.tries + 1)
         batch.write_request(fresh.key, begun)
         return self._store.advance(
             merge, "submitting", plan=begun.plan, stage=begun.stage, tries=fresh.tries, executor=kind, handle=None,
             submitted_at=None, finished=batch.finished(Path(begun.stage)), **FRESH | known,
         )  # fmt: skip
-
-    def _room(self, seen: Look) -> None:
-        """Raise DiskFullError where a result would eat into what stays free for others."""
-        size = seen.planned.plan.size if seen.planned is not None and seen.planned.plan is not None else 0
-        free = disk.free_bytes(self._scratch)
-        if free - size < self._reserve:
-            raise errors.DiskFullError(
-                f"there is no room for the merged model in {self._scratch}",
-                why=f"it needs {size} bytes, {free} are free, {self._reserve} stay free",
-                fix="free some space, lower [daemon] disk_reserve, or set [merge] scratch to another disk",
-                needed_bytes=size,
-                free_bytes=free,
-            )
 
     def _submit(self, merge: Merge) -> Merge | None:
         """Submit a try, unless it is found: we may have been killed right after we did."""
@@ -286,9 +285,12 @@ class Merging:
                 error = errors.describe(errors.UnreachableError(told, fix=fix)) if fix else None
                 described = msgspec.json.encode(error).decode() if error is not None else None
                 return self._store.advance(merge, reason=told, error=described)
+            case Absent() if merge.executor == "local":
+                if merge.handle is None:
+                    return self._again(merge, "the daemon was stopped while it was made", fair=True)
+                return self._again(merge, "the daemon died while it was made", fix=f"{_DIED}{merge.ref}")
             case Absent():
-                fair = merge.executor == "local"  # its process ended with the daemon
-                return self._again(merge, "it is not known any more and left no result", fair=fair)
+                return self._again(merge, "it is not known any more and left no result")
             case Gone(why, "stop", fix):
                 return self._block(merge, findings.finding("merge-not-made", merge.ref, why, fix), why)
             case Gone(why, "cancelled"):
@@ -320,6 +322,8 @@ class Merging:
         answer = self._answer(merge)
         target = self.target(merge)
         lost = False
+        if merge_scratch.standing(both.seen, target) is None and answer is None:
+            raise errors.SourceChangedError(f"the result of {merge.ref} is gone", why="it is made again")
         try:
             done = start.finish(both.seen, target, (answer.result if answer else None) or {})
             lost = any(finding.code == "merge-update-lost" for finding in done.findings)
@@ -335,11 +339,11 @@ class Merging:
             )
         with self._store.transaction():
             job = self._jobs.follow_up(
-                root=merge.root, path=str(target), part=PART, fingerprint=merge.plan or "", kind="merged",
+                root=merge.root, path=str(target), part=PART, fingerprint=done.plan, kind="merged",
                 run_path=merge.run_path, run_id=merge.run_id, project=merge.project, run=merge.run, home=merge.home,
                 name=merge.merged_name, step=merge.step, metric=merge.metric, best_hint=merge.best_hint,
             )  # fmt: skip
-            fresh = self._store.advance(merge, "publishing", job=job.id, **FRESH)
+            fresh = self._store.advance(merge, "publishing", job=job.id, plan=done.plan, **FRESH)
         self._wake_workers()
         return fresh
 
@@ -361,7 +365,7 @@ class Merging:
         return sides(
             merge, self._homes.get(merge.home), self._store,
             adapter=self._place(merge) / "adapter", folders=[Path(folder) for folder in self._settings.bases],
-            caches=self._caches, scratch=self._scratch, moved=self._moved,
+            caches=self._caches, roots=self._roots, scratch=self._scratch, moved=self._moved,
         )  # fmt: skip
 
     def _moved(self, _count: int) -> None:
@@ -374,7 +378,7 @@ class Merging:
         return self._place(merge) / f"{PART}-{merge.dtype}"
 
     def _place(self, merge: Merge) -> Path:
-        return self._scratch / "jobs" / merge.home / merge.ref
+        return merge_scratch.place(self._scratch, merge)
 
     def _executor(self, kind: str | None) -> Executor:
         return self._executors[kind or "local"]
@@ -390,40 +394,36 @@ class Merging:
         shutil.rmtree(self._place(merge), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what merges left that nobody will go on with; what we do not know of may be a try we forgot."""
-        known = {self._place(one): one for one in self._store.merges()}
-        since = self._clock() - KEPT
-        for folder in self._scratch.glob("jobs/*/*"):
-            one = known.get(folder)
-            with suppress(OSError):
-                at = folder.stat().st_mtime if one is None else one.updated_at
-                if one is not None and (one.state in ACTIVE or (one.state in CLOSED and at > since)):
-                    continue
-                if one is not None or at < since:
-                    shutil.rmtree(folder, ignore_errors=True)
-        if not self._store.active():
-            shutil.rmtree(self._scratch / "bases", ignore_errors=True)
+        """Remove what merges left that nobody will go on with."""
+        merge_scratch.sweep(self._scratch, self._store, self._clock())
 
     # -- what people ask
 
     def cancel(self, ref: str) -> list[Merge]:
-        """Give up the merges of an adapter version, and end what runs. Raises NotFoundError, UnreachableError."""
-        ended = []
+        """Give up the merges of an adapter version, unpublished jobs too. Raises NotFoundError, UnreachableError."""
+        ended, why = [], "somebody asked for it"
         for merge in self._named(ref):
-            if merge.state not in {"wanted", "submitting", "running"}:
+            if merge.state not in ACTIVE:
                 continue
-            if merge.state != "wanted":
+            if merge.state in {"submitting", "running"}:
                 self._executor(merge.executor).cancel(self._work_of(merge))
+            if merge.state == "publishing" and not give_up(self._jobs, merge.job or 0, "its merge was cancelled"):
+                continue  # it is published, or just went on
             fresh = self._store.advance(
-                merge, "cancelled", event="merge cancelled", was=merge.state, reason="somebody asked for it", until=None
+                merge, "cancelled", event="merge cancelled", was=merge.state, reason=why, until=None, error=None
             )
             ended += [fresh] if fresh is not None else []
         return ended
 
     def retry(self, ref: str) -> list[Merge]:
         """Try again what was given up, and at once what waits. Raises NotFoundError."""
-        tried = [self._store.again(merge) for merge in self._named(ref)]
+        tried = []
+        for merge in self._named(ref):
+            if merge.state == "publishing":
+                self._jobs.retry("id = ?", [merge.job])
+            tried.append(self._store.again(merge))
         self.wake()
+        self._wake_workers()
         return [merge for merge in tried if merge is not None]
 
     def hurry(self) -> None:

@@ -76,16 +76,19 @@ def decide(
     )
 
 
-def averages(name: str, beside: Collection[str], rule: WatchRule, *, averaged: bool) -> str | None:
+def averages(
+    name: str, beside: Collection[str], rule: WatchRule, *, averaged: bool, lost: Collection[str] = ()
+) -> str | None:
     """Return why a rule sets an artifact aside for being, or having, a running average of weights; None if it does not.
 
     `name` is its file or folder, `beside` what lies in the same folder, `averaged` whether its content says that it is
-    one. Of two sets in one file the judgement itself has chosen; this is about files and folders of their own.
+    one. Of two sets in one file the judgement itself has chosen; this is about files and folders of their own. Names in
+    `lost` are published by nobody as things stand, and nothing is set aside in their favour.
     """
     averaged = averaged or layout.raw_of(name) in beside
     if rule.ema == "drop" and averaged:
         return 'it holds averaged weights, which the rule drops (ema = "drop")'
-    twins = sorted(other for other in beside if layout.raw_of(other) == name)
+    twins = sorted(other for other in beside if layout.raw_of(other) == name and other not in lost)
     if rule.ema == "prefer" and twins and not averaged:
         return f'{twins[0]} holds its averaged weights, which the rule prefers (ema = "prefer")'
     return None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weighbridge.adapters.merge import start
-from weighbridge.daemon.intake import Intake, Taken, Unfit
+from weighbridge.daemon.intake import Intake, Taken, Unfit, offered
 from weighbridge.daemon.jobstore import Job
 from weighbridge.daemon.mergestore import MergeStore
 from weighbridge.daemon.merging import PART, Merging
@@ -49,13 +49,19 @@ class Merges:
                 fix="watch it again, or: registryd merges --cancel",
             )
         sides = self._merging.sides(merge)
-        done = start.begin(sides.seen, Path(job.path))
-        if not isinstance(done, start.Merged) or done.plan != merge.plan:
-            raise errors.SourceChangedError(f"{job.path} is not the merge that was made")
-        admission = merged.admit_merged(
-            done, sides.seen, [sides.adapter], sides.base,
-            name=job.name or "", policy=self._intake.policy(rule, job.path), host=self._host,
-        )  # fmt: skip
+        done = start.standing(sides.seen, Path(job.path))
+        if done is None or done.plan != merge.plan:
+            raise errors.SourceChangedError(
+                f"{job.path} is not the merge that was made", why="adapter, base or program changed since"
+            )
+        try:
+            admission = merged.admit_merged(
+                done, sides.seen, [sides.adapter], sides.base,
+                name=job.name or "", policy=self._intake.policy(rule, job.path), host=self._host,
+            )  # fmt: skip
+        except errors.RefusedError as refused:
+            refused.data["findings"] = offered(job, refused.data.get("findings") or [])
+            raise
         bundle = self._intake.stage(job, rule, admission, moved)
         replaced = {*admission.transform, *admission.made}
         wrong = [
@@ -68,4 +74,4 @@ class Merges:
             raise errors.SourceChangedError(
                 f"{wrong[0]} of the merged model is not what was proven", why="its sha256 is another one by now"
             )
-        return Taken(job, bundle, admission.facts, None)
+        return Taken(job, bundle, staging.seen(bundle, admission.facts), None)

@@ -127,7 +127,8 @@ class Session:
             self.merges, self.store, self.homes, settings.merge,
             {"local": self._local, "slurm": SlurmExecutor(settings.merge.slurm, self._environ)},
             scratch=Path(settings.merge.scratch or self._state / SCRATCH) / self._owner.daemon[:8],
-            reserve=daemon.disk_reserve, caches=hub_caches(self._environ), wake_workers=self._wake_workers,
+            reserve=daemon.disk_reserve, caches=hub_caches(self._environ), roots=[Path(root) for root in rules],
+            wake_workers=self._wake_workers,
         )  # fmt: skip
         sequel = Merges(self.merges, self.intake, self.merging, host=self._host)
         self.runner = Runner(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,14 @@ import pytest
 
 from weighbridge.adapters import extract_write
 from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.items import Item
+from weighbridge.adapters.origins import InStretches, Stretch
 from weighbridge.adapters.plan import Allowed, Policy
+from weighbridge.adapters.tally import Tally, look
 from weighbridge.registry.errors import RefusedError, SourceChangedError, UsageError
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.manifest import seal
 from weighbridge.registry.types import RunFacts
 from weighbridge_testlib import kill, parts
 from weighbridge_testlib.yard import BIN, Yard
@@ -77,8 +82,32 @@ def test_a_rank_that_was_never_filled(tmp_path: Path, stage_of: int) -> None:
         stage(admitted(tmp_path / "run"), tmp_path / "stage")
     (finding,) = refused.value.data["findings"]
     assert (finding.code, finding.subject) == ("rank-part-zero", PART)
-    stage(admitted(tmp_path / "run", "rank-part-zero"), tmp_path / "stage")
+    done = admitted(tmp_path / "run", "rank-part-zero")
+    bundle = stage(done, tmp_path / "stage")
     assert (tmp_path / "stage/model.safetensors").exists()
+    (told,) = [f for f in bundle.findings if f.code == "rank-part-zero"]
+    assert (told.severity, told.subject, told.message) == ("warn", PART, finding.message)
+    assert told.data["empty_files"] == [PART]
+    assert told.data["allowed"] == "checked"
+    manifest = seal(bundle.files, staging.seen(bundle, done.facts))
+    assert told in manifest.facts.findings
+
+
+def test_the_reason_why_it_is_allowed(tmp_path: Path) -> None:
+    """What a person wrote goes along with the finding; what nobody may allow stays what it is."""
+    held = {"rank_0.pt": bytes(8), "rank_1.pt": struct.pack("<ff", 1.0, float("nan"))}
+    for name, body in held.items():
+        (tmp_path / name).write_bytes(body)
+    origin = InStretches(tuple(Stretch(str(tmp_path / name), 0, 8) for name in held))
+    tally = Tally("run", ["w"], allowed={"rank-part-zero": "frozen layers", "values-nan": "never mind"})
+    look([Item("w", "F32", (4,), origin, "F32")], tally)
+    by_code = {f.code: f for f in tally.findings()}
+    assert by_code["rank-part-zero"].severity == "warn"
+    assert by_code["rank-part-zero"].data["allowed"] == "frozen layers"
+    assert by_code["values-nan"].severity == "block"
+    with pytest.raises(RefusedError) as refused:
+        tally.stop()
+    assert [f.code for f in refused.value.data["findings"]] == ["values-nan"]
 
 
 def inspect_parts(rank: Path) -> list[tuple[int, int]]:
@@ -115,7 +144,7 @@ def test_never_without_a_copy(tmp_path: Path) -> None:
 
 def test_shards_and_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large weights are cut into shards with an index, whose every line is true; the facts count the shards."""
-    monkeypatch.setattr(extract_write.contents, "__kwdefaults__", {"allowed": (), "limit": 6000})
+    monkeypatch.setattr(extract_write.contents, "__kwdefaults__", {"allowed": None, "limit": 6000})
     wanted = parts.zero(tmp_path / "run", stage=3, world=3)
     done = admitted(tmp_path / "run")
     stage(done, tmp_path / "stage")

@@ -273,7 +273,7 @@ def test_an_update_that_bf16_cannot_hold_is_merged_in_fp32_when_the_rule_says_so
 def test_a_base_named_by_a_path_is_taken_from_there(tmp_path: Path) -> None:
     """Where the adapter's own config names a folder, that is the base, and no path of it is published."""
     bench = MergeBench(tmp_path)
-    base = bench.base(tmp_path / "elsewhere/tiny")
+    base = bench.base(bench.runs / "bases/tiny")
     bench.publish(bench.adapter(5, base=str(base)))
     (merge,) = bench.merge_all()
     assert merge.state == "done"

@@ -64,6 +64,112 @@ def test_files_and_folders_of_their_own(tmp_path: Path, ema: str, seeds: list[in
     bench.catalog.close()
 
 
+@pytest.mark.parametrize("order", ["raw first", "average first"])
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_an_average_that_is_refused(tmp_path: Path, form: str, order: str) -> None:
+    """With "prefer" the raw one is published where the average holds NaN, whichever of the two was judged first."""
+    bench, raw, average = pair(tmp_path, form, broken=True)
+    for one in (raw, average) if order == "raw first" else (average, raw):
+        bench.settle(one)
+        bench.work(1)
+    bench.work()
+    assert bench.states() == {raw.name: "done", average.name: "blocked"}
+    assert not bench.store.skipped()
+    bench.catalog.close()
+
+
+@pytest.mark.parametrize("state", ["settling", "not-chosen", "not-publishable", "quarantined"])
+def test_an_average_that_is_lost(tmp_path: Path, state: str) -> None:
+    """The raw one is published where the average vanishes before it was, is quarantined, or holds no weights."""
+    bench, raw, average = pair(tmp_path, "file")
+    (waiting,) = bench.settle(average)
+    bench.settle(raw)
+    (job,) = bench.store.jobs("path = ?", [str(raw)])
+    bench.runner.run(job)
+    assert [row["reason"] for row in bench.store.skipped()] == ["averaged"]
+    if state == "quarantined":
+        bench.store.advance(waiting, "quarantined", was="settling")
+    if state.startswith("not-"):
+        bench.store.skip(waiting, state, "its folder says so")
+    if state in {"settling", "not-chosen"}:
+        average.unlink()
+        bench.store.gone(str(average))
+    bench.work()
+    assert bench.states()[raw.name] == "done"
+    assert len(bench.versions()) == 1
+    bench.catalog.close()
+
+
+@pytest.mark.parametrize("order", ["raw first", "average first"])
+def test_an_average_that_is_too_large(tmp_path: Path, order: str) -> None:
+    """An average that the rule itself does not publish is not preferred to the raw one."""
+    bench, raw, average = pair(tmp_path, "file", largest=100_000)
+    torch.save({"weight": torch.randn(300, 300)}, average)
+    for one in (raw, average) if order == "raw first" else (average, raw):
+        bench.settle(one)
+        bench.work(1)
+    bench.work()
+    assert bench.states() == {raw.name: "done"}
+    assert [row["reason"] for row in bench.store.skipped()] == ["max-bytes"]
+    bench.catalog.close()
+
+
+def test_an_average_that_was_published_and_is_deleted(tmp_path: Path) -> None:
+    """The raw one stays aside: the run has its weights, and the trainer deletes the two one after the other."""
+    bench, _raw, average = pair(tmp_path, "file")
+    bench.settle()
+    bench.work()
+    average.unlink()
+    bench.store.gone(str(average))
+    bench.work()
+    assert len(bench.versions()) == 1
+    assert [row["reason"] for row in bench.store.skipped()] == ["averaged"]
+    bench.catalog.close()
+
+
+def test_an_average_that_is_refused_later(tmp_path: Path) -> None:
+    """Where the two are written again and the new average is refused, the new raw one is published."""
+    bench, raw, average = pair(tmp_path, "file")
+    bench.settle()
+    bench.work()
+    torch.save(parts.state(3), raw)
+    torch.save(parts.state(4) | {"model.norm.weight": torch.full((16,), float("nan"))}, average)
+    bench.settle()
+    bench.work()
+    assert {(Path(job.path).name, job.state) for job in bench.store.jobs()} == {
+        (average.name, "done"), (average.name, "blocked"), (raw.name, "done"),
+    }  # fmt: skip
+    bench.catalog.close()
+
+
+def pair(place: Path, form: str, *, broken: bool = False, largest: int | None = None) -> tuple[Bench, Path, Path]:
+    """Write a raw one and its average, which may hold NaN; return them with a daemon that prefers averages."""
+    bench = Bench(place, publish=("all",), ema="prefer", max_bytes=largest)
+    folder = bench.runs / "team/run"
+    if form == "folder":
+        raw, average = folder / "unet", folder / "unet_ema"
+        for one, seed in ((raw, 1), (average, 2)):
+            builders.llama_model(one, seed=seed)
+        if broken:
+            poisoned(average / "model.safetensors")
+        return bench, raw, average
+    raw, average = folder / "model.pt", folder / "model_ema.pt"
+    folder.mkdir(parents=True)
+    torch.save(parts.state(1), raw)
+    values = parts.state(2)
+    if broken:
+        next(iter(values.values())).view(-1)[3] = float("nan")
+    torch.save(values, average)
+    return bench, raw, average
+
+
+def poisoned(file: Path) -> None:
+    """Let the first tensor of a file hold NaN."""
+    values = safetensors_torch.load_file(file)
+    next(iter(values.values())).view(-1)[3] = float("nan")
+    safetensors_torch.save_file(values, file, metadata={"format": "pt"})
+
+
 def test_a_run_that_is_named_after_it(tmp_path: Path) -> None:
     """A folder's name alone makes no average of it: there must be the folder it is the average of."""
     bench = Bench(tmp_path, publish=("all",), ema="drop")

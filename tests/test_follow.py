@@ -8,13 +8,13 @@ import pytest
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import notes, tags
+from weighbridge.registry.flow import feed, notes, tags
 from weighbridge.registry.flow.follow import Carried, beside, carry, numbers
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.memory import MemoryRemote
-from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.remotes.protocol import Remote, Stat
 from weighbridge.registry.remotes.wrappers import Wrapper
 from weighbridge_testlib.shelf import Shelf, payload
 
@@ -132,6 +132,98 @@ def test_what_people_said_at_the_mirror_itself_stays(ways: Ways) -> None:
     assert beside(ways.home, mirror, registry, NAME).notes == 1
     assert [note.text for note in notes.read(mirror, NAME, 1)] == ["ours", "mit"]
     assert beside(ways.home, mirror, registry, NAME).notes == 0
+
+
+class Counting(Wrapper):
+    """A remote that writes down what it is asked."""
+
+    def __init__(self, inner: Remote) -> None:
+        super().__init__(inner)
+        self.asked: list[tuple[str, str]] = []
+
+    def read(self, key: str) -> bytes:
+        """Count, and return an object."""
+        self.asked.append(("read", key))
+        return super().read(key)
+
+    def stat(self, key: str) -> Stat:
+        """Count, and return what is known of an object."""
+        self.asked.append(("stat", key))
+        return super().stat(key)
+
+    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+        """Count, and yield an object."""
+        self.asked.append(("fetch", key))
+        return super().fetch(key, offset)
+
+    def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
+        """Count, and list."""
+        self.asked.append(("list", prefix))
+        return super().list(prefix, after=after, limit=limit)
+
+
+def asked_for(versions: int, folder: Path, *, quiet: bool) -> tuple[list[str], list[str]]:
+    """Bring one version more to a mirror that has some already; return how home and mirror were asked for it.
+
+    Unless it is quiet, each version was tagged and noted when it came, and one was taken back.
+    """
+    shelf = Shelf(MemoryRemote())
+    home, mirror = Counting(shelf.remote), Counting(MemoryRemote())
+    registry = open_registry(mirror, create=True)
+    settings = RemoteSettings("mirror", mirror.url)
+    for n in range(1, versions + 2):
+        shelf.publish(NAME)
+        if not quiet:
+            tags.move(shelf.remote, shelf.registry, NAME, "best", n, "lw")
+            notes.add(shelf.remote, shelf.registry, NAME, n, "license", text="mit", who="lw")
+        if n == 2:
+            shelf.withdraw(NAME, 1)
+        home.asked, mirror.asked = [], []
+        carried = carry(home, mirror, NAME, n, settings=settings, registry=registry, scratch=folder)
+        told = beside(home, mirror, registry, NAME, retold=0.0)
+        assert carried.outcome == "copied"
+        assert (told.tags, told.notes) == ((0, 0) if quiet else (1, 1))
+    assert (not quiet) == (tags.current(mirror.inner, NAME, "best") is not None)
+    return [how for how, _ in home.asked], [how for how, _ in mirror.asked]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_delivery_asks_for_no_version_but_its_own(tmp_path: Path, *, quiet: bool) -> None:
+    """Bringing the fortieth version and what is said of it asks home and mirror as often as bringing the fourth."""
+    few = asked_for(3, tmp_path / "few", quiet=quiet)
+    many = asked_for(39, tmp_path / "many", quiet=quiet)
+    assert [sorted(side) for side in many] == [sorted(side) for side in few]
+    assert few[1].count("read") >= 1
+
+
+def test_a_move_that_differs_early(ways: Ways) -> None:
+    """A tag that somebody moved at the mirror is left alone however far the home has moved it since."""
+    mirror, registry = ways.mirror("memory")
+    ways.carry(mirror, registry)
+    tags.move(ways.home, ways.shelf.registry, NAME, "prod", 1, "lw")
+    beside(ways.home, mirror, registry, NAME)
+    tags.move(mirror, registry, NAME, "prod", None, "ann")
+    for to in (None, 1, None, 1):
+        tags.move(ways.home, ways.shelf.registry, NAME, "prod", to, "lw")
+    told = beside(ways.home, mirror, registry, NAME)
+    assert (told.tags, told.diverged) == (0, ["prod"])
+    assert [move.who for move in tags.history(mirror, NAME, "prod")] == ["lw", "ann"]
+
+
+def test_what_was_brought_and_not_told(ways: Ways) -> None:
+    """What somebody brought who died before telling is told by the next one; not where it is known to be told."""
+    mirror, registry = ways.mirror("memory")
+    ways.carry(mirror, registry)
+    tags.move(ways.home, ways.shelf.registry, NAME, "prod", 1, "lw")
+    key = layout.tag(NAME, "prod", 1)
+    mirror.create(key, ways.home.read(key))
+    at = feed.head(mirror, registry).seq
+    assert beside(ways.home, mirror, registry, NAME, retold=0.0).tags == 0
+    assert feed.head(mirror, registry).seq == at
+    assert beside(ways.home, mirror, registry, NAME).tags == 0
+    seq = feed.head(mirror, registry).seq
+    (entry,) = feed.decode(mirror.read(layout.feed(seq)), seq).entries
+    assert (entry.type, entry.tag) == ("tag", "prod")
 
 
 def test_a_tag_that_was_removed_is_removed_there(ways: Ways) -> None:

@@ -198,3 +198,23 @@ def test_a_torn_journal_line_is_passed_over(tmp_path: Path) -> None:
     assert set(journal.finished(out)) == {"a", "b", "c"}
     assert journal.finished(out)["a"].tallies["w"].elements == 3
     assert Journal(tmp_path / "journal.jsonl", "another plan").finished(out) == {}
+
+
+def test_what_stands_in_a_folder_is_told_without_touching_it(tmp_path: Path) -> None:
+    """The same merge is recognised; nothing, something else and a merge of what changed since are not, and all stay."""
+    base = builders.llama_model(tmp_path / "base")
+    adapter = builders.lora_adapter(tmp_path / "adapter")
+    target = tmp_path / "jobs" / "out"
+    assert start.standing(look([adapter], base), target) is None
+    assert not target.parent.exists()
+    made = start.merge(look([adapter], base), target)
+    told = start.standing(look([adapter], base), target)
+    assert told is not None
+    assert (told.plan, told.files, told.joined) == (made.plan, made.files, True)
+    before = content(target)
+    os.utime(base / "model.safetensors")
+    assert start.standing(look([adapter], base), target) is None
+    assert content(target) == before
+    (target / start.RECORD).write_text("[]")
+    assert start.standing(look([adapter], base), target) is None
+    assert [path.name for path in target.parent.iterdir()] == ["out"]

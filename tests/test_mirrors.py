@@ -14,7 +14,7 @@ from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.remotes.directory import open_directory
-from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.bench import Bench, dying
 from weighbridge_testlib.builders import lora_adapter, run_root
 
 
@@ -123,4 +123,39 @@ def test_a_mirror_follows_tags_and_withdrawals(tmp_path: Path) -> None:
         {2: ["latest"]},
         "withdrawn",
     )
+    bench.catalog.close()
+
+
+def test_a_death_while_a_mirror_is_told(tmp_path: Path) -> None:
+    """Whichever request the daemon dies after, the next one tells the mirror's readers of every move of the tag."""
+    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
+    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
+    (tmp_path / "mirror").mkdir()
+    bench.restart()
+    run_root(bench.runs / "team/run", steps=(1, 2), result=False)
+    bench.settle()
+    bench.work()
+    deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+    while deliveries.step():
+        pass
+    Following(bench.store, bench.homes).step()
+    deaths = 0
+    while True:
+        home = bench.homes.get("team")
+        tags.move(home.remote, home.registry, "team-run", "prod", 1 + deaths % 2, "lw")
+        home.sync()
+        bench.homes.get("mirror")
+        bench.countdown, bench.kill_after = deaths, True
+        with dying(bench) as died:
+            Following(bench.store, bench.homes).step()
+        bench.homes.get("team").sync()
+        Following(bench.store, bench.homes).step()
+        mirror, home = bench.homes.get("mirror"), bench.homes.get("team")
+        mirror.sync()
+        seqs = [[row["seq"] for row in one.catalog.moves("team-run", "prod")] for one in (home, mirror)]
+        assert seqs[0] == seqs[1] == list(range(1, deaths + 2))
+        if not died:
+            break
+        deaths += 1
+    assert deaths >= 8
     bench.catalog.close()

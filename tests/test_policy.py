@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weighbridge.adapters import run_identity
 from weighbridge.config.settings import GB, WatchRule
-from weighbridge.daemon.policy import Item, Later, Publish, Skip, decide, fill, named
+from weighbridge.daemon.policy import Item, Later, Publish, Skip, averages, decide, fill, named
 from weighbridge.registry.refs import NAME_MAX, SUFFIX_ROOM, name_fault
 
 ROOT = "/runs"
@@ -197,3 +197,13 @@ def test_identities_that_people_choose_must_be_equal() -> None:
     assert run_identity.same_place("sft-0412", "sft-0412")
     assert not run_identity.same_place("sft-0412", "sft-0413")
     assert run_identity.began_at("sft-0412") is None
+
+
+def test_an_average_that_nobody_publishes_is_not_preferred() -> None:
+    """Of several averages any that goes is reason enough; what is dropped is dropped whatever became of the others."""
+    beside = ["model.pt", "model_ema.pt", "model_swa.pt"]
+    prefer, drop = rule(ema="prefer"), rule(ema="drop")
+    assert "model_ema.pt" in str(averages("model.pt", beside, prefer, averaged=False))
+    assert "model_swa.pt" in str(averages("model.pt", beside, prefer, averaged=False, lost={"model_ema.pt"}))
+    assert averages("model.pt", beside, prefer, averaged=False, lost=set(beside[1:])) is None
+    assert averages("model_ema.pt", beside, drop, averaged=False, lost={"model.pt"}) is not None

@@ -69,7 +69,10 @@ def truth(dtype: str, raw: bytes) -> tuple[bool, bool]:
 @settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_any_bytes_are_judged_as_an_array_library_judges_them(data: st.DataObject) -> None:
-    """Random bytes in random dtypes, cut anywhere: the same tensors hold NaN or infinities."""
+    """Random bytes in random dtypes, cut anywhere: the same tensors are broken, and what is said of them is true.
+
+    Nothing is looked for behind the first block that is broken, so of NaN and infinities one may go untold.
+    """
     source = random.Random(data.draw(st.integers(0, 1 << 30)))
     tensors: dict[str, TensorSpec] = {}
     for number in range(data.draw(st.integers(1, 5))):
@@ -83,7 +86,9 @@ def test_any_bytes_are_judged_as_an_array_library_judges_them(data: st.DataObjec
         tensors[f"t{number}"] = (dtype, (count,), bytes(raw))
     sieve = sifted(safetensors_bytes(tensors), source)
     wanted = {name: truth(dtype, cast("bytes", raw)) for name, (dtype, _, raw) in tensors.items()}
-    assert {name: (name in sieve.nan, name in sieve.inf) for name in tensors} == wanted
+    assert {*sieve.nan, *sieve.inf} == {name for name, either in wanted.items() if any(either)}
+    assert set(sieve.nan) <= {name for name, (nan, _) in wanted.items() if nan}
+    assert set(sieve.inf) <= {name for name, (_, inf) in wanted.items() if inf}
     assert sieve.problem == ""
 
 

@@ -93,6 +93,14 @@ def test_every_restriction_has_its_reason(name: str) -> None:
     assert service.lstrip().startswith("#")
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_merge_that_runs_out_of_memory_does_not_stop_the_daemon(name: str) -> None:
+    """The kernel ends the child alone: by systemd's default the whole unit would be stopped, and begin it again."""
+    service = install.template(name).partition("[Service]")[2].partition("[Install]")[0]
+    assert "OOMPolicy=continue" in service.splitlines()
+    assert "MemoryMax=4G" in service.splitlines()
+
+
 def test_the_system_unit_says_what_matters() -> None:
     """It is told when it is ready and alive, sees a read-only machine, and gives up after some failures."""
     text = install.template("weighbridge.service")

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from weighbridge.adapters import worker
-from weighbridge.adapters.merge.start import TASK, Begun, held
+from weighbridge.adapters.merge.start import OUT, TASK, Begun, held
 from weighbridge.registry import errors
 from weighbridge.registry.disk import sync_folder
 from weighbridge.registry.types import Value
@@ -60,12 +60,18 @@ def memory(stage: Path) -> int:
 
 
 def answer(stage: Path, key: str, plan: str) -> Answer | None:
-    """Return what came of a try, None while nothing did. A whole result of an earlier try of this plan counts."""
+    """Return what came of a try, None while nothing did.
+
+    A whole result of an earlier try of this plan counts as long as its files are there: what failed its proof was set
+    apart, and the next try begins anew.
+    """
     try:
         found = msgspec.json.decode((stage / RESULT).read_bytes(), type=Answer)
     except (OSError, msgspec.MsgspecError):
         return None
     if found.plan != plan or (found.result is None and found.key != key):
+        return None
+    if found.result is not None and not (stage / OUT).is_dir():
         return None
     return found
 

@@ -24,7 +24,7 @@ from weighbridge.adapters.merge.preview import COSINE, Look, update_lost
 from weighbridge.adapters.merge.values import Bundle, Plan
 from weighbridge.registry import errors, findings
 from weighbridge.registry.disk import free_bytes, speaking, sync_folder
-from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.hashing import sha256_file
 from weighbridge.registry.types import Finding, Value
 
 RECORD: Final = "merge.json"
@@ -32,6 +32,9 @@ RECORD: Final = "merge.json"
 
 SCHEMA: Final = "weighbridge/merge/1"
 TASK: Final = "weighbridge.adapters.merge.job:run"
+OUT: Final = "out"
+"""Where the child writes inside the staging folder; gone once the result was published or set apart."""
+
 _MARGIN: Final = 64 << 20
 _MEMORY: Final = 1 << 30
 _WORKERS_MAX: Final = 16
@@ -121,6 +124,15 @@ def begin(look: Look, target: Path, *, workers: int | None = None) -> Begun | Me
     return _begun(ready, ready.plan, workers)
 
 
+def standing(look: Look, target: Path) -> Merged | None:
+    """Return the merge that was looked at where the target holds it, None for anything else; nothing is written.
+
+    Raises RefusedError and NotFinishedError as `begin` does.
+    """
+    plan, bundle = _allowed(look)
+    return _same(target, plan_identity(plan, bundle))
+
+
 def _ready(look: Look, target: Path) -> _Ready | Merged:
     plan, bundle = _allowed(look)
     identity = plan_identity(plan, bundle)
@@ -160,7 +172,7 @@ def finish(look: Look, target: Path, result: dict[str, Any], *, unchanged: bool 
     ready = _ready(look, target)
     if isinstance(ready, Merged):
         return ready
-    if not (ready.stage / "out").is_dir():
+    if not (ready.stage / OUT).is_dir():
         raise errors.SourceChangedError(
             "the merge was made from something else",
             why="adapter or base changed since it was begun",
@@ -176,7 +188,7 @@ def _settle(
     found = [*look.findings, *_judged(result, ready.stage, plan, unchanged=unchanged), *more]
     facts = {**look.facts, **_facts(result)}
     record = _record(look, ready.identity, result, found)
-    out = ready.stage / "out"
+    out = ready.stage / OUT
     with speaking(f"{ready.target} cannot be written"):
         _write(out / RECORD, record)
         sync_folder(out)
@@ -265,28 +277,34 @@ def _already(target: Path, identity: str) -> Merged | None:
         raise errors.ConflictError(f"{target} is a file", fix="name a folder that is not there yet") from error
     if not entries:
         return None
-    try:
-        record = json.loads((target / RECORD).read_bytes())
-        same = record["plan"] == identity and all(
-            (target / path).stat().st_size == file["size"] for path, file in record["files"].items()
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if not same:
+    same = _same(target, identity)
+    if same is None:
         raise errors.ConflictError(
             f"{target} is there already", why="it holds something else", fix="name another folder, or remove it"
         )
-    told = msgspec.convert(record["findings"], list[Finding])
-    return Merged(
-        path=str(target), plan=identity, files=record["files"], facts=record["facts"], findings=told, joined=True
-    )
+    return same
+
+
+def _same(target: Path, identity: str) -> Merged | None:
+    try:
+        record = json.loads((target / RECORD).read_bytes())
+        if record["plan"] != identity or any(
+            (target / path).stat().st_size != file["size"] for path, file in record["files"].items()
+        ):
+            return None
+        return Merged(
+            path=str(target), plan=identity, files=record["files"], facts=record["facts"],
+            findings=msgspec.convert(record["findings"], list[Finding]), joined=True,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _room(parent: Path, stage: Path, plan: Plan) -> None:
     """Raise DiskFullError where the result does not fit beside what is there."""
     have = 0
-    if (stage / "out").is_dir():
-        have = sum(f.stat().st_blocks * 512 for f in (stage / "out").rglob("*") if f.is_file())
+    if (stage / OUT).is_dir():
+        have = sum(f.stat().st_blocks * 512 for f in (stage / OUT).rglob("*") if f.is_file())
     need = plan.size + sum(4 * step.origin.count for step in plan.steps if step.computed) + _MARGIN - have
     free = free_bytes(parent)
     if free < need:
@@ -341,10 +359,10 @@ def _judged(result: dict[str, Any], stage: Path, plan: Plan, *, unchanged: bool)
     still = [name for name in fidelity["tensors_unchanged"] if name in looked_at]
     others = any(step.touched and not (step.factors or step.computed) for step in plan.steps)
     if looked_at and len(still) == len(looked_at) and not others and not unchanged:
-        shutil.rmtree(stage / "out", ignore_errors=True)
+        shutil.rmtree(stage / OUT, ignore_errors=True)
         (stage / "journal.jsonl").unlink(missing_ok=True)
         raise _nothing(len(still), result["dtype"])
-    seen = inspect(stage / "out")
+    seen = inspect(stage / OUT)
     broken = [f for f in seen.findings if f.severity == "block"]
     if broken:
         raise errors.RefusedError(
@@ -383,7 +401,7 @@ def _quarantine(stage: Path) -> Path:
     """Set a result that failed apart, so that the next try begins anew."""
     apart = stage.with_name(stage.name + "-failed")
     shutil.rmtree(apart, ignore_errors=True)
-    (stage / "out").rename(apart)
+    (stage / OUT).rename(apart)
     (stage / "journal.jsonl").unlink(missing_ok=True)
     return apart
 
@@ -431,7 +449,7 @@ def _record(look: Look, identity: str, result: dict[str, Any], found: list[Findi
 def _digest(root: str) -> str | None:
     path = Path(root) / "adapter_model.safetensors"
     try:
-        return sha256_bytes(path.read_bytes())
+        return sha256_file(path)
     except OSError:
         return None
 

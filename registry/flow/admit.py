@@ -127,7 +127,7 @@ def admit(
     told = _allowed(told, policy)
     _gate(artifact, name, told)
     inputs = [_file(artifact, JudgedFile(path=p, size=0, role="weights", publish=False)) for p in artifact.inputs]
-    changed = convert(artifact, files, inputs, allowed=[one.code for one in policy.allowed])
+    changed = convert(artifact, files, inputs, allowed={one.code: one.reason for one in policy.allowed})
     files = changed.files
     transform |= changed.transform
     if policy.paths != "keep":

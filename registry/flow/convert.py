@@ -8,7 +8,7 @@ global_step5/*_optim_states.pt     -> model-00001-of-00003.safetensors ..., mode
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.items import single
 from weighbridge.adapters.listing import File, Tree
 from weighbridge.adapters.reading import Reader
-from weighbridge.adapters.tally import Tally
 from weighbridge.registry.flow.sources import SourceFile
 from weighbridge.registry.flow.stage import Made
 from weighbridge.registry.hashing import content_digest, sha256_file
@@ -37,14 +36,19 @@ class Converted(NamedTuple):
 
 
 def convert(
-    artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile] = (), *, allowed: Iterable[str] = ()
+    artifact: Artifact,
+    files: Sequence[SourceFile],
+    inputs: Sequence[SourceFile] = (),
+    *,
+    allowed: Mapping[str, str] | None = None,
 ) -> Converted:
     """Return the files as they are published. Raises OSError, RefusedError.
 
-    `inputs` are those of the artifact; what the values turn out to be stops nothing where its code is `allowed`.
+    `inputs` are those of the artifact; what their parts turn out to be stops nothing where its code is `allowed`, which
+    gives the reason that the finding then carries.
     """
     if inputs:
-        return _assembled(artifact, files, inputs, allowed)
+        return _assembled(artifact, files, inputs, allowed or {})
     pickles = {_within(path, artifact.relative) for path in artifact.convert}
     if not pickles:
         return Converted(list(files), {}, {}, [])
@@ -61,8 +65,7 @@ def convert(
             out.append(file)
             continue
         items = single(File(file.path, file.source, file.size), reader, model=not plain)
-        tally = Tally(file.path, (item.name for item in items))
-        made[names[file.path]] = extract_write.converted(items, tally)
+        made[names[file.path]] = extract_write.converted(items)
         owners |= {item.name: names[file.path] for item in items}
         sizes += sum(item.size for item in items)
         out.append(msgspec.structs.replace(file, path=names[file.path]))
@@ -76,7 +79,7 @@ def convert(
 
 
 def _assembled(
-    artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile], allowed: Iterable[str]
+    artifact: Artifact, files: Sequence[SourceFile], inputs: Sequence[SourceFile], allowed: Mapping[str, str]
 ) -> Converted:
     """Put the weights together out of rank files or pieces, in shards, with an index where there are several."""
     plan = extract.published(artifact)

@@ -94,47 +94,61 @@ def carry(
     return Carried(n=n, outcome="copied", verified=done.verified, bytes=sum(file.size for file in manifest.files))
 
 
-def beside(home: Remote, mirror: Remote, registry: types.Registry, name: str) -> Told:
+def beside(home: Remote, mirror: Remote, registry: types.Registry, name: str, *, retold: float = UNTOLD) -> Told:
     """Bring to a mirror what its home says of the versions that are there; repeating is harmless.
 
-    `registry` is the mirror's own, for its feed. Nothing that lies there is touched: a tag whose moves differ is named
-    and left as it is. Raises what the remotes raise.
+    `registry` is the mirror's own, for its feed. Only what the mirror lacks is read, and the newest move of each tag.
+    What came within the last `retold` seconds is told to the mirror's readers again, as whoever brought it can have
+    died before that; 0 where it is known that nobody did. Nothing that lies there is touched: a tag whose moves differ
+    is named and left as it is. Raises what the remotes raise.
     """
-    claimed = {claim[1] for stat in mirror.list(layout.claims(name)) if (claim := layout.claim_number(stat.key))}
     told = Told()
     fresh: list[Stat] = []
+    there: list[Stat] = []
+    lying = _tags(mirror, name)
     for tag, ours in _tags(home, name).items():
+        theirs = lying.get(tag, {})
         try:
-            new, at_rest, moved = _bring_tag(home, mirror, name, tag, ours)
+            new, at_rest = _bring_tag(home, mirror, name, tag, ours, theirs)
         except errors.DivergedError:
             told.diverged.append(tag)
             continue
-        fresh += moved
+        fresh += new
+        there += theirs.values()
         told = msgspec.structs.replace(
-            told, tags=told.tags + new, waiting=told.waiting if at_rest else [*told.waiting, tag]
+            told, tags=told.tags + len(new), waiting=told.waiting if at_rest else [*told.waiting, tag]
         )
-    notes, noted = _bring_marks(home, mirror, name, "notes/", {n for n in claimed if _is_there(mirror, name, n)})
-    withdrawn, marks = _bring_marks(home, mirror, name, "withdrawn/", claimed)
-    _announce(mirror, registry, name, [*fresh, *noted, *marks])
-    return msgspec.structs.replace(told, notes=notes, withdrawn=withdrawn)
+    notes, noted = _bring_marks(home, mirror, name, "notes/", lambda n: _is_there(mirror, name, n))
+    marks, marked = _bring_marks(home, mirror, name, "withdrawn/", lambda n: _is_claimed(mirror, name, n))
+    _announce(mirror, registry, name, [*fresh, *notes, *marks], [*there, *noted, *marked], retold)
+    return msgspec.structs.replace(told, notes=len(notes), withdrawn=len(marks))
 
 
-def _bring_marks(home: Remote, mirror: Remote, name: str, folder: str, numbers: set[int]) -> tuple[int, list[Stat]]:
-    """Copy withdrawals or notes of some numbers; return how many are new, and all of them as they lie there.
+def _bring_marks(
+    home: Remote, mirror: Remote, name: str, folder: str, known: Callable[[int], bool]
+) -> tuple[list[Stat], list[Stat]]:
+    """Copy the withdrawals or notes that a mirror lacks, of numbers it knows; return the new ones, and what lay there.
 
     What people said at the mirror itself stays as it is.
     """
     root = layout.claims(name).removesuffix("claims/") + folder
-    there = {stat.key: stat for stat in mirror.list(root)}
-    new, stats = 0, []
+    lying = {stat.key: stat for stat in mirror.list(root)}
+    new: list[Stat] = []
+    there: list[Stat] = []
+    asked: dict[int, bool] = {}
     for stat in home.list(root):
         digits = stat.key.removeprefix(root).partition("/")[0].removesuffix(".json")
-        if not digits.isdecimal() or int(digits) not in numbers:
+        if stat.key in lying:
+            there.append(lying[stat.key])
             continue
-        if stat.key not in there:
-            new += once.create(mirror, stat.key, home.read(stat.key)) is None
-        stats.append(there.get(stat.key) or mirror.stat(stat.key))
-    return new, stats
+        if not digits.isdecimal():
+            continue
+        n = int(digits)
+        if n not in asked:
+            asked[n] = known(n)
+        if asked[n]:
+            (new if once.create(mirror, stat.key, home.read(stat.key)) is None else there).append(stat)
+    return new, there
 
 
 def _tags(remote: Remote, name: str) -> dict[str, dict[str, Stat]]:
@@ -146,45 +160,65 @@ def _tags(remote: Remote, name: str) -> dict[str, dict[str, Stat]]:
     return found
 
 
-def _bring_tag(
-    home: Remote, mirror: Remote, name: str, tag: str, ours: Mapping[str, Stat]
-) -> tuple[int, bool, list[Stat]]:
-    """Copy the moves of one tag, up to the last one whose version is there; return how many were new.
+def _bring_tag(  # noqa: PLR0917 - from here to there, which tag, and how it stands at both
+    home: Remote, mirror: Remote, name: str, tag: str, ours: Mapping[str, Stat], theirs: Mapping[str, Stat]
+) -> tuple[list[Stat], bool]:
+    """Copy the moves of one tag, up to the last one whose version is there; return those that are new.
 
-    Also whether the tag now stands as it does at home, and the moves as they lie there. Raises DivergedError.
+    Also whether the tag now stands as it does at home. Raises DivergedError.
     """
-    theirs = {stat.key: stat for stat in mirror.list(layout.tags(name, tag))}
-    if set(theirs) - set(ours):
+    keys = list(ours)
+    if set(theirs) - set(ours) or any(theirs[key].size != ours[key].size for key in theirs):
         raise _other(name, tag)
-    stored = {key: home.read(key) for key in ours}
+    # Nothing is ever brought after a move that differs: the newest one that both have speaks for those before it.
+    newest = max(theirs, default=None)
+    if newest is not None and home.read(newest) != mirror.read(newest):
+        raise _other(name, tag)
+    bodies: dict[str, bytes] = {}
     end = 0
-    for at, key in reversed(list(enumerate(ours, 1))):
-        to = tags.parse(stored[key], key).to
-        if key in theirs or to is None or _is_there(mirror, name, to):
+    for at, key in reversed(list(enumerate(keys, 1))):
+        if key in theirs:
             end = at
             break
-    new, stats = 0, []
-    for key in list(ours)[:end]:
-        fresh = key not in theirs
-        other = once.create(mirror, key, stored[key]) if fresh else mirror.read(key)
-        if other not in {None, stored[key]}:
+        bodies[key] = home.read(key)
+        to = tags.parse(bodies[key], key).to
+        if to is None or _is_there(mirror, name, to):
+            end = at
+            break
+    new: list[Stat] = []
+    for key in keys[:end]:
+        if key in theirs:
+            continue
+        body = bodies[key] if key in bodies else home.read(key)
+        if once.create(mirror, key, body) is not None:
             raise _other(name, tag)
-        new += fresh
-        stats.append(mirror.stat(key) if fresh else theirs[key])
-    return new, end == len(ours), stats
+        new.append(ours[key])
+    return new, end == len(keys)
 
 
 def _is_there(mirror: Remote, name: str, n: int) -> bool:
     return once.look(mirror, layout.manifest(name, n)) is not None
 
 
-def _announce(mirror: Remote, registry: types.Registry, name: str, stats: Sequence[Stat]) -> None:
-    """Tell the mirror's readers of what is new there; told again for a day, as whoever brought it can have died."""
-    if mirror.properties.commits or not stats:
+def _is_claimed(mirror: Remote, name: str, n: int) -> bool:
+    return once.look(mirror, layout.claim(name, n)) is not None
+
+
+def _announce(  # noqa: PLR0917 - to whom, of what; what is new, what lay there, for how long that is told again
+    mirror: Remote,
+    registry: types.Registry,
+    name: str,
+    fresh: Sequence[Stat],
+    there: Sequence[Stat],
+    retold: float,
+) -> None:
+    """Tell the mirror's readers of what is new there, and once more of what came a short while ago."""
+    if mirror.properties.commits or not (fresh or there):
         return
     now = mirror.now()
-    young = [stat for stat in stats if now - stat.modified < UNTOLD]
-    feed.announce(mirror, registry, list(_entries(mirror, name, young)))
+    young = [stat for stat in there if now - stat.modified < retold]
+    if fresh or young:
+        feed.announce(mirror, registry, list(_entries(mirror, name, [*fresh, *young])))
 
 
 def _entries(mirror: Remote, name: str, stats: Sequence[Stat]) -> Iterator[types.FeedEntry]:

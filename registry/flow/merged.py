@@ -5,6 +5,7 @@ kind `merged` whose lineage names adapter and base.
 """
 
 import os
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +86,7 @@ def admit_merged(
     first = look.adapters[0]
     stated = BaseFacts(
         id=first.base.id or base.ref,
-        revision=first.base.revision,
+        revision=revision_of(look, adapters[0], base),
         content=base.content,
         relation="finetune",
         evidence=first.base.evidence or "registry merge --base",
@@ -114,6 +115,30 @@ def admit_merged(
         findings=told,
     )
     return msgspec.structs.replace(admission, facts=facts, findings=told)
+
+
+def revision_of(look: Look, adapter: Parent, base: Parent) -> str | None:
+    """Return the revision of the base as far as it is proven, None where it is only what the adapter recorded.
+
+    Proven is the commit whose snapshot in a Hub cache was merged into, and what was recorded with a content that the
+    base has.
+    """
+    recorded = look.adapters[0].base
+    commit = _snapshot(look.base.root, recorded.id) if look.base is not None and recorded.id else None
+    if commit is not None:
+        return commit
+    known = adapter.base.content or recorded.content
+    return recorded.revision if known is not None and known == base.content else None
+
+
+def _snapshot(root: str, identity: str) -> str | None:
+    """Return the commit of a folder that is a Hub cache's snapshot of a model."""
+    own = "models--" + identity.replace("/", "--")
+    for path in (Path(root), Path(os.path.realpath(root))):
+        of_cache = path.parent.name == "snapshots" and path.parent.parent.name.casefold() == own.casefold()
+        if of_cache and re.fullmatch(r"[0-9a-f]{40}", path.name):
+            return path.name
+    return None
 
 
 def licence_of(look: Look) -> LicenseFacts:

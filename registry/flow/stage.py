@@ -60,12 +60,16 @@ class Made(Protocol):
         """Return the bytes, read from the source anew. Raises OSError, FormatFault."""
         ...
 
+    def told(self) -> Iterable[Finding]:
+        """Return what was found while all files that are made for a bundle passed; each may tell the same."""
+        ...
+
 
 class Bundle(Value, frozen=True):
     """The files of one artifact, hashed. `place` is the stage folder, None in direct mode.
 
     `inline` holds the bytes of replaced files in direct mode; `staged` the state of the staged files when `session`
-    hashed them; `findings` what the values of the weights told while they passed.
+    hashed them; `findings` what the values of the weights, and the parts they were made of, told while they passed.
     """
 
     place: str | None
@@ -261,6 +265,9 @@ def _copied(
     with disk.speaking(f"cannot stage in {shown(str(place))}"):
         for folder in [*reversed(folders), place.parent]:
             disk.sync_folder(folder)
+    told = sieves.findings()
+    for one_made in made.values():
+        told += [found for found in one_made.told() if found not in told]
     return Bundle(
         place=str(place),
         mode="reflink" if clone else "copy",
@@ -268,7 +275,7 @@ def _copied(
         sources=list(before),
         staged=[staged for _, staged in taken],
         session=SESSION,
-        findings=sieves.findings(),
+        findings=told,
     )
 
 

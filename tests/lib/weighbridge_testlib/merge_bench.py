@@ -49,7 +49,7 @@ class MergeBench(Bench):
         self.executors: dict[str, Executor] = {"local": LocalExecutor()} | self.more_executors()
         self.merging = Merging(
             self.merges, self.store, self.homes, self.settings, self.executors,
-            scratch=self.place / "scratch", clock=lambda: time.time() + self.waited,
+            scratch=self.place / "scratch", roots=[self.runs], clock=lambda: time.time() + self.waited,
         )  # fmt: skip
         self.runner._sequel = Merges(self.merges, self.intake, self.merging, host="host")
 
