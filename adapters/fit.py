@@ -163,8 +163,10 @@ def required(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: 
             layers.setdefault(int(match["i"]), set()).add(match["rest"])
     every = set().union(*layers.values()) if layers else set()
     count = config.get("num_hidden_layers")
-    if len(every) < _LAYER_SIZE or not isinstance(count, int) or not 0 < count <= _LAYER_LIMIT:
+    if not isinstance(count, int) or not 0 < count <= _LAYER_LIMIT or not layers:
         return {}, []
+    if len(every) < _LAYER_SIZE and len(layers) >= count:
+        return {}, []  # every layer is there, and none of them tells what the others lack
     root = stem.removesuffix("layers.")
     missing = [f"{stem}{i}.{rest}" for i in range(count) for rest in sorted(every - layers.get(i, set()))]
     if not any(_EMBEDDING.search(name) for name in tensors):

@@ -61,6 +61,17 @@ def test_layers_that_are_not_there(tmp_path: Path) -> None:
     assert len(found.facts["missing_tensors"]) == 9
 
 
+@pytest.mark.parametrize("kept", range(1, 7))
+def test_a_torn_first_layer_alone_is_no_model(tmp_path: Path, kept: int) -> None:
+    """However little is left of the one layer that is there, the others are missed."""
+    tensors = llama_tensors()
+    layer = [name for name in tensors if ".layers.0." in name]
+    left = {n: t for n, t in tensors.items() if ".layers." not in n or n in layer[:kept]}
+    found, codes = look(builders.llama_model(tmp_path, tensors=left))
+    assert (found.outcome, codes) == ("refuse", {"tensor-missing"})
+    assert f"model.layers.1.{layer[0].partition('.layers.0.')[2]}" in found.facts["missing_tensors"]
+
+
 def test_unknown_family_is_not_second_guessed(tmp_path: Path) -> None:
     """Families whose layers differ are not judged by one layer."""
     tensors = llama_tensors()
