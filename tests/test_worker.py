@@ -30,7 +30,7 @@ def test_a_result_comes_back_with_its_progress() -> None:
     """What a task returns is the answer; what it prints does not disturb it, and progress arrives on the way."""
     moved: list[int] = []
     done = worker.run(f"{HERE}:count", {"steps": 4}, progress=moved.append)
-    assert done == {"steps": 4, "nice": 10}
+    assert done == {"steps": 4, "nice": min(os.nice(0) + 10, 19)}
     assert sum(moved) == 4 * (8 << 20)
 
 

@@ -1,6 +1,7 @@
 """`python -m weighbridge_testlib.hub`: a Hub on this machine, for people who develop against it."""
 
 import argparse
+import signal
 import sys
 import time
 
@@ -19,6 +20,8 @@ def main() -> None:
         "--fault", action="append", default=[], metavar="ON:STATUS[:TIMES]", help="such as commit:503:2; repeatable"
     )
     given = parser.parse_args()
+    # A shell that starts it in the background without job control hands SIGINT on as ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     limits = Limits(commits_per_hour=given.commits_per_hour, storage=given.storage)
     with serve(limits=limits, xet=not given.no_xet, multipart=given.multipart, port=given.port) as hub:
         for text in given.fault:
