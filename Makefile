@@ -49,7 +49,7 @@ imports: .venv/installed  ## the import directions of the house
 	$(BIN)/lint-imports --no-cache
 
 tests: .venv/installed  ## pytest in random order; skips are counted and named
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -q -rs
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q -rs
 
 proofs: .venv/installed  ## bounded fault runs: kills, power loss, amnesia, flipped bits, full disks
 	$(BIN)/python tests/proofs/run.py

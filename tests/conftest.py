@@ -18,6 +18,11 @@ settings.load_profile("house")
 _LEAKY = ("WEIGHBRIDGE_", "HF_", "AWS_", "XDG_")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long; within both halves the random order stands."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(autouse=True)
 def _own_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Give each test its own home, so that no setting of the person who runs it can change the result."""

@@ -20,6 +20,8 @@ from weighbridge.registry import control, errors
 from weighbridge_testlib.builders import llama_model, lora_adapter, trainer_checkpoint, write_safetensors
 from weighbridge_testlib.yard import BIN, Yard, stop, until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:

@@ -14,6 +14,8 @@ from weighbridge.registry import control
 from weighbridge_testlib.builders import llama_model, lora_adapter, run_root, trainer_checkpoint
 from weighbridge_testlib.yard import Yard, until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:

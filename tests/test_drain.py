@@ -23,6 +23,8 @@ from weighbridge.registry.catalog import Catalog
 from weighbridge_testlib.builders import lora_adapter, run_root, trainer_checkpoint
 from weighbridge_testlib.yard import BIN, Yard, until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:

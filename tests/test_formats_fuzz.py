@@ -19,6 +19,8 @@ from weighbridge_testlib.builders import safetensors_bytes
 from weighbridge_testlib.containers import T, call, name
 from weighbridge_testlib.mutation import memory_file, outcome, storm
 
+pytestmark = pytest.mark.long
+
 COUNT = int(os.environ.get("FUZZ", "10000"))
 SLOWEST = 2.0
 GROWTH = 300 << 20

@@ -13,6 +13,8 @@ import pytest
 from weighbridge_testlib import hostile, hostile_folders, hostile_look
 from weighbridge_testlib.bench import Bench
 
+pytestmark = pytest.mark.long
+
 POISON = (
     "index-surrogate", "index-escape", "index-hole", "pipe-README.md", "pipe-config.json", "pipe-weighbridge.yaml",
     "link-", "socket", "folder-as-", "name-no-utf-8", "name-lines", "sidecar-runs", "card-runs", "safetensors-hole",

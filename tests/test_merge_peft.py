@@ -26,7 +26,7 @@ from weighbridge_testlib.peft_families import EVERY, FAMILIES, REFUSED
 
 _ORACLE = "weighbridge_testlib.peft_family_oracle"
 _QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-pytestmark = pytest.mark.timeout(600)  # the first test waits for all merges of both sides
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]  # the first test waits for all merges of both sides
 WIDE = ("loha", "ia3-conv1d")
 """Cases that are merged to fp32, too."""
 

@@ -18,6 +18,8 @@ from weighbridge.registry.errors import ConflictError, SourceChangedError, Vanis
 from weighbridge.registry.hashing import sha256_bytes, sha256_file
 from weighbridge_testlib import builders, merging
 
+pytestmark = pytest.mark.long
+
 KILLS = 5
 _ALONE = ("--workers", "1")
 

@@ -15,6 +15,8 @@ from weighbridge_testlib import kill
 from weighbridge_testlib.builders import lora_adapter, trainer_checkpoint
 from weighbridge_testlib.yard import BIN, Yard
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:

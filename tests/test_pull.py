@@ -27,6 +27,8 @@ from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.memory import MemoryRemote
 from weighbridge_testlib.shelf import Shelf, payload
 
+pytestmark = pytest.mark.long
+
 NAME = "medical-sft"
 FILES = {
     "adapter_config.json": b'{"peft_type":"LORA","r":4}\n',

@@ -17,7 +17,7 @@ from weighbridge_testlib.s3_rounds import Rounds
 from weighbridge_testlib.seaweed import Server
 
 # An answer so damaged that the library cannot parse it leaves its socket to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"), pytest.mark.long]
 
 KEY = "models/m/v1/w"
 MIB = 1 << 20

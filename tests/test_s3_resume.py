@@ -28,6 +28,8 @@ from weighbridge_testlib.proxy import Fault, Proxy, Request
 from weighbridge_testlib.seaweed import Server
 from weighbridge_testlib.shelf import Shelf
 
+pytestmark = pytest.mark.long
+
 MIB = 1 << 20
 PART = multipart.PART_LEAST
 PARTS = 4

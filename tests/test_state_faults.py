@@ -21,6 +21,8 @@ from weighbridge.registry.errors import ConflictError, UsageError, WeighbridgeEr
 from weighbridge_testlib.builders import lora_adapter, run_root
 from weighbridge_testlib.yard import BIN, Yard, until
 
+pytestmark = pytest.mark.long
+
 NOBODY = 65534
 assert passage, service  # a child without rights may not be able to load them any more
 
