@@ -9,7 +9,6 @@ for whoever has it open. The files that were not used for longest go first.
 """
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -20,11 +19,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from weighbridge.registry import disk
+from weighbridge.registry.flow.clone import share_blocks
 
 FREE: Final = 0.1
 """Part of the disk that stays free: a copy (a clone takes no room) is not kept where less would."""
 
-_FICLONE: Final = 0x40049409
 _STALE: Final = 86_400.0
 _NO_CLONE: Final = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM})
 
@@ -127,7 +126,7 @@ def _copy(source: int, target: Path, size: int, *, mode: int, spare: float = 0.0
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
-            fcntl.ioctl(descriptor, _FICLONE, source)
+            share_blocks(descriptor, source)
         except OSError as error:
             if error.errno not in _NO_CLONE:
                 raise

@@ -8,7 +8,6 @@ In all three the whole set is looked at before and after; whatever changed in be
 visible. Nothing is ever written to the source's folder, not even a link.
 """
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -25,6 +24,7 @@ from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.sift import Sieves
 from weighbridge.registry import disk, errors, findings
 from weighbridge.registry.flow import sources
+from weighbridge.registry.flow.clone import share_blocks
 from weighbridge.registry.flow.sources import SourceFile, SourceStat
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import check_paths, shown
@@ -40,7 +40,6 @@ SESSION: Final = secrets.token_hex(16)
 READERS: Final = 2
 """Files read at the same time; hashing releases the interpreter lock, and the trainer needs the other cores."""
 
-_FICLONE: Final = 0x40049409
 _CHECK_EVERY: Final = 32 << 20
 """Bytes after which the free space is looked at again."""
 
@@ -285,7 +284,7 @@ def _take(
     source = sources.opened(known)
     try:
         if clone and known.size:
-            fcntl.ioctl(target, _FICLONE, source)
+            share_blocks(target, source)
             size, digest = disk.hash_open(target, progress=moved, see=see)
         else:
             size, digest = disk.copy_hashing(source, target, limit=known.size, progress=moved, see=see)
@@ -326,7 +325,7 @@ def _can_clone(copied: Sequence[SourceStat], place: Path) -> bool:
     try:
         target = disk.create_file(probe)
         try:
-            fcntl.ioctl(target, _FICLONE, source)
+            share_blocks(target, source)
         except OSError:
             return False
         finally:

@@ -1,7 +1,6 @@
 """Checks of one remote: that it answers, may be written, keeps its promises, and how its clock and its room are."""
 
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -19,13 +18,13 @@ from weighbridge.registry.cli.checks.check import FAIL, OK, WARN, Check
 from weighbridge.registry.cli.checks.folders import free_bytes, nearest
 from weighbridge.registry.cli.output import size, span
 from weighbridge.registry.errors import DeniedError, ExistsError, MissingError, WeighbridgeError
+from weighbridge.registry.flow.clone import share_blocks
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.shell import load as attribute
 
 PROBES: Final = "_wb/probe/"
 """Where the probe objects of `doctor` lie for a moment; names never begin with `_`."""
 
-_FICLONE: Final = 0x40049409
 _SKEW: Final = 60.0
 
 
@@ -197,7 +196,7 @@ def _clones(settings: Settings, probe: Path, folder: Path) -> str:
 def _reflink(source: Path, target: Path) -> bool:
     with source.open("rb") as reading, target.open("wb") as writing:
         try:
-            fcntl.ioctl(writing.fileno(), _FICLONE, reading.fileno())
+            share_blocks(writing.fileno(), reading.fileno())
         except OSError as error:
             if error.errno in {errno.EIO, errno.ENOSPC}:
                 raise
