@@ -24,6 +24,7 @@ from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError, WeighbridgeError, utf8
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.allowance import check_code
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
 from weighbridge.registry.types import Owner, Receipt, RunFacts
@@ -74,10 +75,13 @@ def push(
     """Publish what PATH holds as a new version of NAME, and print it.
 
     The folder is checked like everything the daemon publishes: structure first, then secrets, licence and paths by the
-    remote's rules. The same bytes keep the number they have. Ends 5 when it is refused, 8 when it is not finished.
+    remote's rules. The end mark of a trainer is not waited for: whoever says "publish this" has seen that it ended. The
+    same bytes keep the number they have. Ends 5 when it is refused, 8 when files are still being written.
     """
     if codes and not reason:
         raise UsageError("--allow needs a reason", fix="--allow CODE --reason 'checked by hand'")
+    for code in codes:
+        check_code(code)
     settings = context.settings(config)
     chosen = context.choose_remote(settings, remote)
     allowed = tuple(Allowed(code=code, reason=reason or "") for code in codes)
