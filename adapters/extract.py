@@ -20,7 +20,7 @@ from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
 
-_NOT_NEEDED: Final = frozenset({"config-missing", "weights-ambiguous", "keys-wrapped", "end-mark-missing"})
+NOT_NEEDED: Final = frozenset({"config-missing", "weights-ambiguous", "keys-wrapped", "end-mark-missing"})
 """Findings that forbid to publish and not to take tensors out."""
 
 _SIDE_ROLES: Final = frozenset({"tokenizer", "config", "license"})
@@ -55,7 +55,7 @@ def plan(path: Path, *, key: str | None = None, adapter: bool = False) -> Extrac
     except FileNotFoundError as error:
         raise errors.NotFoundError(f"there is no {shown(str(path))}", fix="name a checkpoint that exists") from error
     one = _one(found, path)
-    blocks = [f for f in one.findings if f.severity == "block" and f.code not in _NOT_NEEDED]
+    blocks = [f for f in one.findings if f.severity == "block" and f.code not in NOT_NEEDED]
     if blocks:
         raise errors.RefusedError(
             f"no weights are taken out of {shown(str(path))}",

@@ -63,12 +63,17 @@ def inspect(
     With `prefer_averaged` a running average counts as the weights where a checkpoint holds both. Raises OSError when
     the path is gone or cannot be listed.
     """
-    tree = tree_of(path, ignore)
-    reader = Reader(tree, values, averaged=prefer_averaged)
+    reader = Reader(tree_of(path, ignore), values, averaged=prefer_averaged)
+    return judge(path, reader, caches=caches, alone=alone)
+
+
+def judge(path: Path, reader: Reader, *, caches: Sequence[Path] = (), alone: bool = False) -> Inspection:
+    """Return what `inspect` does, from the reader of a path's tree, which then holds what was read on the way."""
+    tree = reader.tree
     folders = checkpoint.without_slices(list(checkpoint.candidates(iter(tree.folders.values()))))
     if alone:
         tree = _without(tree, [f.relative for f in folders if f.relative != "."])
-        reader = Reader(tree, values, averaged=prefer_averaged)
+        reader = Reader(tree, reader.values, averaged=reader.averaged)
         folders = [f for f in folders if f.relative == "."]
     drafts = _drafts(reader, path, folders)
     staging = runs.staging(tree)
@@ -87,8 +92,16 @@ def tree_of(path: Path, ignore: Sequence[str] = ()) -> listing.Tree:
 
 
 def goes_along(own: str, name: str) -> bool:
-    """Return whether a file beside a single torch file belongs to it: its config, tokenizer and papers."""
-    return checkpoint.is_lone_name(own) and plan.is_paper(name)
+    """Return whether a file beside a single one belongs to it: its config, tokenizer and papers, shards of its set."""
+    if checkpoint.is_lone_name(own):
+        return plan.is_paper(name)
+    shard = layout.shard_of(own)
+    if shard is None:
+        return own.endswith(".safetensors") and plan.is_paper(name)
+    stem, _, count, suffix = shard
+    other = layout.shard_of(name)
+    in_set = other is not None and (other[0], other[2], other[3]) == (stem, count, suffix)
+    return in_set or name == f"{stem}.{suffix}.index.json" or (suffix == "safetensors" and plan.is_paper(name))
 
 
 def _with_papers(tree: listing.Tree, path: Path) -> listing.Tree:

@@ -113,7 +113,7 @@ def _end(place: Place, name: str) -> Checked:
         "end-mark-missing",
         mark,
         f"{mark}, which the trainer writes last, is not there: the checkpoint is not finished",
-        "wait; if the training died here, publish the checkpoint before it",
+        "wait; if the training died here, publish the checkpoint before it, or this one with registry push",
         missing_files=[mark],
     )
     return {"missing_files": [mark]}, [fault]

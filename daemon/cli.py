@@ -52,8 +52,9 @@ def run(config: str | None, scan_only: bool) -> int:
 def once(config: str | None, backfill: bool, dry_run: bool, as_json: bool) -> int:
     """Scan once, publish what is finished and due, and end.
 
-    Ends 0 when all that is due is published, 3 when a watched root is not there, 5 when something is blocked, 6 when a
-    remote gives no answer, 7 when a daemon works on the same state, 8 when a folder is not finished.
+    Ends 0 when all that is due is published and on its mirrors, 3 when a watched root is not there, 5 when something is
+    blocked, 6 when a remote gives no answer, 7 when a daemon works on the same state, 8 when a folder is not finished
+    or a copy waits for its mirror. Whatever stands in the way is listed, a line each; the first line decides.
     """
     settings = load(config)
     if dry_run:
@@ -61,6 +62,7 @@ def once(config: str | None, backfill: bool, dry_run: bool, as_json: bool) -> in
 
         return _print_preview(preview(settings, os.environ, backfill=backfill), as_json=as_json)
     from weighbridge.daemon.passage import once as passage  # noqa: PLC0415 - as above
+    from weighbridge.daemon.problems import together  # noqa: PLC0415 - as above
 
     _talk()
     done = passage(settings, os.environ, backfill=backfill)
@@ -70,8 +72,9 @@ def once(config: str | None, backfill: bool, dry_run: bool, as_json: bool) -> in
     else:
         for job in done.published:
             _say(f"{job.name}@v{job.n}  {shown(job.path)}")
-    if done.error is not None:
-        raise done.error
+    kept = together(done.problems)
+    if kept is not None:
+        raise kept
     return 0
 
 
@@ -130,22 +133,21 @@ def _drained(settings: Settings, path: str, seconds: float) -> dict[str, Any]:
 
 @registryd.command()
 @click.option(
-    "--cancel", metavar="NAME@vN", help="Give up the merges of this adapter version; a Slurm job is cancelled."
+    "--cancel", metavar="NAME[@vN]", help="Give up the merges of this adapter version; a Slurm job is cancelled."
 )
-@click.option("--retry", metavar="NAME@vN", help="Try again at once what was given up, or waits.")
+@click.option("--retry", metavar="NAME[@vN]", help="Try again at once what was given up, or waits.")
 @config_option
 @json_option
 def merges(cancel: str | None, retry: str | None, config: str | None, as_json: bool) -> int:
     """List the merges that rules asked for and that are not done; cancel one, or try it again.
 
-    Asks the running daemon. Ends 0, 3 when no merge has this name, 6 when no daemon or no scheduler answers.
+    A name alone will do where one version of it has a merge that is not over. Asks the running daemon; without one the
+    database itself, and what is tried again is carried on by the next `registryd once` or `run`. Ends 0, 3 when no
+    merge has this name, 6 when no scheduler answers, or no daemon and it never ran.
     """
-    from weighbridge.registry import control  # noqa: PLC0415 - as above
-
     if cancel and retry:
         raise errors.UsageError("--cancel and --retry contradict each other", fix="give one of them")
-    asked = {"cancel": cancel, "retry": retry}
-    rows = control.ask(str(load(config).daemon.socket), "merges", asked, timeout=60.0)
+    rows = _merges(load(config), {"cancel": cancel, "retry": retry})
     if as_json:
         _say(json.dumps({"schema": "weighbridge/merges/1", "merges": rows}))
         return 0
@@ -154,6 +156,24 @@ def merges(cancel: str | None, retry: str | None, config: str | None, as_json: b
         why = f"  {row['reason']}" if row["reason"] else ""
         _say(f"{row['state']:<11} {row['ref']}  {row['dtype']}{job}{shown(why)}")
     return 0
+
+
+def _merges(settings: Settings, asked: dict[str, str | None]) -> list[dict[str, Any]]:
+    """Ask the daemon, else its database: no daemon needs to be started to give up what the last one left."""
+    from weighbridge.registry import control  # noqa: PLC0415 - as above
+
+    try:
+        rows: list[dict[str, Any]] = control.ask(str(settings.daemon.socket), "merges", asked, timeout=60.0)
+    except errors.UnreachableError as silent:
+        if silent.__cause__ is None or not isinstance(silent.__cause__, (FileNotFoundError, ConnectionRefusedError)):
+            raise
+        from weighbridge.daemon.passage import merges as offline  # noqa: PLC0415 - as above
+
+        kept = offline(settings, os.environ, asked)
+        if kept is None:
+            raise
+        return kept
+    return rows
 
 
 @registryd.command("install-unit")

@@ -83,6 +83,9 @@ class Ledger(Protocol):
         """Note that a folder vanished."""
         ...
 
+    def awaited(self, rule: WatchRule) -> list[str]:
+        """Return the paths under a root whose jobs are not staged yet, or are refused."""
+
     def first_scan(self, rule: WatchRule) -> bool:
         """Tell whether this root is seen for the first time, so that what stands there is not to be published."""
         ...
@@ -140,6 +143,8 @@ class RootState:
     full_wanted: bool = False
     unnamed: frozenset[str] = frozenset()
     """Folders whose names are no UTF-8, which the log has told of."""
+    absent: bool = False
+    """The root was not there at the last scan, which the log has told of."""
 
 
 def _born_ns() -> int:
@@ -278,12 +283,17 @@ class Folders:
         state.scanned, state.duration, state.at = now, scan.seconds, time.time()
         if scan.full:
             state.full, self._fully = now, True
+        if state.tree.missing != state.absent:
+            state.absent = state.tree.missing
+            told = "watched root is not there" if state.absent else "watched root is there again"
+            _log.log(logging.WARNING if state.absent else logging.INFO, told, extra={"root": state.tree.root})
         if state.tree.missing:
-            _log.warning("watched root is not there", extra={"root": state.tree.root})
             return
         if first and self.ledger.first_scan(state.rule):
             self._set_aside(state, scan)
         self._take(state, scan)
+        if first:
+            self._tell_gone(state)
         self._tell_unnamed(state)
         state.scans += 1  # once its folders can be asked for: whoever waits for a scan looks at them next
         for link in state.tree.followed:
@@ -291,6 +301,17 @@ class Folders:
         if scan.full and self.hints.short_of_watches(sum(len(s.tree.nodes) for s in self.roots.values())):
             self.hints.fall_back("the kernel has no inotify watches left (fs.inotify.max_user_watches)")
             _log.warning("not enough inotify watches: roots are scanned only", extra={"code": "watch-limit"})
+
+    def _tell_gone(self, state: RootState) -> None:
+        """Note what vanished while nobody watched: a path that the system says is not there, and nothing less."""
+        for path in self.ledger.awaited(state.rule):
+            try:
+                os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                self._folders.pop(path, None)
+                self.ledger.gone(path)
+            except OSError:
+                continue  # it cannot be looked at: that is no proof
 
     def _tell_unnamed(self, state: RootState) -> None:
         """Log each folder that is passed over for its name, once."""

@@ -51,6 +51,11 @@ class StoreLedger:
         """Note that a folder vanished."""
         self._store.gone(path)
 
+    def awaited(self, rule: WatchRule) -> list[str]:
+        """Return the paths under a root whose jobs are not staged yet, or are refused."""
+        held = "root = ? AND n IS NULL AND state IN ('seen', 'settling', 'blocked', 'quarantined')"
+        return sorted({job.path for job in self._store.jobs(held, [_root(rule)])})
+
     def first_scan(self, rule: WatchRule) -> bool:
         """Tell whether this root is seen for the first time and what stands there is not to be published."""
         if _root(rule) in self._store.roots():

@@ -14,7 +14,7 @@ import msgspec
 
 from weighbridge.daemon.jobstore import FRESH, Job
 from weighbridge.daemon.records import Records
-from weighbridge.registry import catalog_read, types
+from weighbridge.registry import catalog_read, errors, refs, types
 
 ACTIVE: Final = ("wanted", "submitting", "running", "merged", "publishing")
 """States in which a merge has something to do or to wait for."""
@@ -125,9 +125,31 @@ class MergeStore(Records):
         return next(iter(self.merges("job = ?", [job])), None)
 
     def find(self, ref: str) -> list[Merge]:
-        """Return the merges of an adapter version as people name it."""
-        name, _, n = ref.rpartition("@v")
-        return self.merges("name = ? AND n = ?", [name, int(n)]) if n.isdigit() else []
+        """Return the merges that people mean by name@v7, or by a name of which one version has one that is not over.
+
+        Raises UsageError for what is no such name, and for a name of several versions; NotFoundError for one of none.
+        """
+        name, n, _tag, digest = refs.split(ref)
+        if name is None or digest is not None or ":" in ref:
+            fix = f"write {name or 'NAME'}@vN: registryd merges lists them"
+            raise errors.UsageError(f"'{refs.shown(ref)}' names no version by its number", fix=fix)
+        of_name = self.merges("name = ?", [name])
+        if n is not None:
+            found = [merge for merge in of_name if merge.n == n]
+        else:
+            found = [merge for merge in of_name if merge.state not in {"done", "superseded"}]
+            versions = sorted({merge.ref for merge in found})
+            if len(versions) > 1:
+                fix = "name one of them"
+                raise errors.UsageError(f"several versions of {name} have merges", why=", ".join(versions), fix=fix)
+        if found:
+            return found
+        others = ", ".join(f"{merge.ref} ({merge.state})" for merge in of_name[:8])
+        raise errors.NotFoundError(
+            f"there is no merge of {ref}" if n is not None else f"no merge of {name} waits or was refused",
+            why=f"of this name there are {others}" if others else "no rule asked for one of this name",
+            fix="registryd merges lists them",
+        )
 
     def active(self) -> list[Merge]:
         """Return what has something to do or to wait for."""

@@ -402,8 +402,8 @@ class Merging:
     def cancel(self, ref: str) -> list[Merge]:
         """Give up the merges of an adapter version, unpublished jobs too. Raises NotFoundError, UnreachableError."""
         ended, why = [], "somebody asked for it"
-        for merge in self._named(ref):
-            if merge.state not in ACTIVE:
+        for merge in self._store.find(ref):
+            if merge.state not in {*ACTIVE, "blocked", "quarantined"}:
                 continue
             if merge.state in {"submitting", "running"}:
                 self._executor(merge.executor).cancel(self._work_of(merge))
@@ -418,7 +418,7 @@ class Merging:
     def retry(self, ref: str) -> list[Merge]:
         """Try again what was given up, and at once what waits. Raises NotFoundError."""
         tried = []
-        for merge in self._named(ref):
+        for merge in self._store.find(ref):
             if merge.state == "publishing":
                 self._jobs.retry("id = ?", [merge.job])
             tried.append(self._store.again(merge))
@@ -431,14 +431,6 @@ class Merging:
         for merge in self._store.merges(f"state IN {ACTIVE} AND error IS NOT NULL AND until IS NOT NULL"):
             self._store.again(merge)
         self.wake()
-
-    def _named(self, ref: str) -> list[Merge]:
-        found = self._store.find(ref)
-        if not found:
-            raise errors.NotFoundError(
-                f"there is no merge of {ref}", why="no rule chose it", fix="registryd merges lists them"
-            )
-        return found
 
     # -- what becomes of a failure
 

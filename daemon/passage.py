@@ -17,10 +17,10 @@ from weighbridge.registry import errors
 
 
 class Passage(NamedTuple):
-    """What a passage did: the jobs that ended in a version, and what kept the first of the others from it."""
+    """What a passage did: the jobs that ended in a version, and everything that kept others from it."""
 
     published: list[Job]
-    error: errors.WeighbridgeError | None
+    problems: list[errors.WeighbridgeError]
 
 
 def once(settings: Settings, environ: Mapping[str, str], *, backfill: bool = False) -> Passage:
@@ -56,6 +56,26 @@ def drained(settings: Settings, environ: Mapping[str, str], path: str, deadline:
     return answer
 
 
+def merges(settings: Settings, environ: Mapping[str, str], asked: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Answer what `registryd merges` asks from the database, under the lock; None where no daemon ever made one.
+
+    What is tried again is carried on by the next passage or daemon. Raises StateHeldError when a daemon has the lock,
+    NotFoundError and UsageError for what is named.
+    """
+    folder = Path(settings.daemon.state)
+    if not (folder / state.DATABASE).exists():
+        return None
+    with locked_state(settings, environ):
+        opened = state.open_database(folder)
+        session = Session(settings, opened, environ=environ, stop=threading.Event())
+        try:
+            rows: list[dict[str, Any]] = session.ops()["merges"](asked)
+            return rows
+        finally:
+            session.homes.close()
+            opened.catalog.close()
+
+
 class _Until:
     """Ends a passage: after the first scan `first` is called once, then `over` is asked after every round."""
 
@@ -88,6 +108,8 @@ def _again(session: Session) -> None:
     if session.store.retry("error IS NOT NULL AND until IS NOT NULL", []):
         session.workers.wake()
     session.merging.hurry()
+    for row in session.store.deliveries("state = 'waiting' AND until IS NOT NULL"):
+        session.store.delivered(row["remote"], row["name"], row["n"], until=None)
 
 
 def _work(
@@ -120,7 +142,7 @@ def _work(
                         raise KeyboardInterrupt
                     damage = session.damage
                     if damage is None:
-                        return Passage(session.published(), until.trouble or session.first_error())
+                        return Passage(session.published(), [until.trouble] if until.trouble else session.problems())
                 except sqlite3.OperationalError as error:
                     raise state.cannot_write(error, folder / state.DATABASE) from error
                 finally:

@@ -12,11 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from weighbridge.config import mounts
 from weighbridge.config.settings import Settings
-from weighbridge.daemon import report
+from weighbridge.daemon import problems, report
 from weighbridge.daemon import state as states
 from weighbridge.daemon.control import ControlServer
 from weighbridge.daemon.deliveries import Deliveries
@@ -38,7 +36,8 @@ from weighbridge.daemon.settle import Listing
 from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.daemon.watch import Hints
 from weighbridge.daemon.workers import Workers
-from weighbridge.registry import control, errors, findings
+from weighbridge.registry import errors
+from weighbridge.registry.flow.allowance import check_code
 from weighbridge.registry.types import Owner
 
 STOP_WITHIN: Final = 8.0
@@ -315,32 +314,11 @@ class Session:
         """Return the jobs that ended in a version since this session began."""
         return self.store.jobs("state = 'done' AND updated_at >= ?", [self.started], order="name, n, id")
 
-    def first_error(self) -> errors.WeighbridgeError | None:
-        """Return what keeps a job from its end: an error, else a blocked artifact, else an unfinished folder."""
+    def problems(self) -> list[errors.WeighbridgeError]:
+        """Return what keeps jobs, merges and deliveries from their end; the first one gives the exit code."""
         if self.trouble is not None:
-            return self.trouble
-        for job in self.store.jobs("error IS NOT NULL AND until IS NOT NULL", order="updated_at"):
-            return control.rebuild(msgspec.json.decode((job.error or "{}").encode()))
-        for job in self.store.jobs("state IN ('blocked', 'quarantined')", order="updated_at"):
-            fix = next((f.fix for f in job.findings_list if f.fix), None)
-            return errors.RefusedError(f"{job.path} is {job.state}", why=job.reason, fix=fix)
-        for root, held in self.folders.roots.items():
-            if held.tree.missing:
-                return errors.NotFoundError(
-                    f"the watched root {root} is not there",
-                    why="nothing under it was looked at",
-                    fix=f"mount it, or mend root in {self.settings.source}",
-                )
-        for merge in self.merges.merges("state IN ('blocked', 'quarantined')"):
-            fix = next((f.fix for f in merge.findings_list if f.fix), None)
-            return errors.RefusedError(f"the merge of {merge.ref} is {merge.state}", why=merge.reason, fix=fix)
-        for merge in self.merges.merges("error IS NOT NULL AND until IS NOT NULL"):
-            return control.rebuild(msgspec.json.decode((merge.error or "{}").encode()))
-        for waiting in self.folders.waiting():
-            return errors.NotFinishedError(
-                f"{waiting.path} is not finished", why=waiting.reason, fix="registry inspect shows what is missing"
-            )
-        return None
+            return [self.trouble]
+        return problems.found(self.folders, self.store, self.merges, self.homes, self.settings.source)
 
     # -- what people ask
 
@@ -394,7 +372,7 @@ class Session:
         """Cancel or try again what is named, and return every merge that is not over, or was just named."""
         named = []
         if args.get("cancel"):
-            named = self.merging.cancel(str(args["cancel"]))
+            named = self.merging.cancel(str(args["cancel"])) or self.merges.find(str(args["cancel"]))
         elif args.get("retry"):
             named = self.merging.retry(str(args["retry"]))
         rows = named or self.merges.merges("state NOT IN ('done', 'superseded')")
@@ -423,15 +401,7 @@ def allow(store: JobStore, path: str, code: str, reason: str, *, who: str) -> di
     """Record that a finding is allowed under a path and try again what it blocked. Raises UsageError, DeniedError."""
     if not path.startswith("/") or not reason.strip():
         raise errors.UsageError("an allowance needs an absolute path and a reason", fix="registry allow --help")
-    known = findings.CODES.get(code)
-    if known is None:
-        raise errors.UsageError(f"'{code}' is no finding", fix="registry status shows the codes of what is blocked")
-    if not findings.may_be_allowed(code) and code != "job-quarantined":
-        raise errors.DeniedError(
-            f"{code} cannot be allowed",
-            why=f"it means: {known.meaning}",
-            fix="mend the artifact and save it again",
-        )
+    check_code(code, also=("job-quarantined",))
     path = os.path.normpath(path)
     with store.transaction():
         store.allow(path, code, reason, who)

@@ -55,7 +55,6 @@ def test_a_waiting_merge_is_shown_cancelled_and_tried_again(yard: Yard) -> None:
         ]  # fmt: skip
         unknown = yard.run([str(BIN / "registryd"), "merges", "--cancel", "nobody@v9"])
         assert unknown.returncode == 3
-    assert yard.run([str(BIN / "registryd"), "merges"]).returncode == 6
 
 
 def merging(yard: Yard) -> Any:
@@ -64,11 +63,15 @@ def merging(yard: Yard) -> Any:
 
 
 def test_a_passage_carries_merges_to_their_end(yard: Yard) -> None:
-    """`registryd once` ends 8 while the base is missing, and publishes the merged model when it is there."""
+    """`registryd once` ends 8 while the base is missing; without a daemon the merge is given up and taken up again."""
+    assert yard.run([str(BIN / "registryd"), "merges"]).returncode == 6
     waiting = yard.daemon_once()
     assert waiting.returncode == 8
     assert "the base example-org/tiny-base is not here" in waiting.stderr
+    assert [m["state"] for m in merges(yard, "--cancel", "team-run-1")] == ["cancelled"]
+    assert yard.daemon_once().returncode == 0
     builders.llama_model(yard.folder / "models/example-org/tiny-base")
+    assert [m["state"] for m in merges(yard, "--retry", REF)] == ["wanted"]
     done = yard.daemon_once()
     assert done.returncode == 0, done.stderr
     assert "team-run-1-merged-bf16@v1" in done.stdout

@@ -80,6 +80,7 @@ def _how(loader: str, folder: Path) -> str:
 @pytest.mark.parametrize("name", LOADERS)
 def test_what_loaders_say_leads_to_the_cause(said: dict[str, list[tuple[Asked, str]]], name: str) -> None:
     """The whole output of the real loader, traceback and warnings, is explained by the cause that was planted."""
+    assert len(said[name]) == len(SEEDS) > 0
     for asked, text in said[name]:
         base = str(asked.base) if asked.base is not None else None
         found = diagnose(asked.path, text, base=base, environ={"HOME": "/nonexistent"})

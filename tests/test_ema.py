@@ -8,6 +8,7 @@ import pytest
 from weighbridge.adapters import layout
 from weighbridge_testlib import builders, parts
 from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.desk import Desk
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -190,3 +191,26 @@ def test_a_run_that_is_named_after_it(tmp_path: Path) -> None:
 def test_names(name: str, raw: str | None) -> None:
     """The word stands alone between separators, first or last; without it, it is the name of the raw one."""
     assert layout.raw_of(name) == raw
+
+
+@pytest.mark.parametrize(("ema", "seed"), [("keep", 1), ("prefer", 2), ("drop", 1)])
+def test_push_takes_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ema: str, seed: int) -> None:
+    """`registry push --ema` decides as the rule does: of two tables in one file, and of two files in one folder."""
+    desk = Desk(tmp_path / "desk", monkeypatch)
+    both, apart = tmp_path / "run" / "last.ckpt", tmp_path / "other"
+    both.parent.mkdir()
+    apart.mkdir()
+    torch.save({"state_dict": parts.state(1), "ema_state_dict": parts.state(2), "epoch": 3}, both)
+    for label, one in (("model.pt", 1), ("model_ema.pt", 2)):
+        torch.save(parts.state(one), apart / label)
+    desk.ok("push", both, "--name", "tables", "--ema", ema)
+    parts.same(safetensors_torch.load_file(desk.root / "models/tables/v1/model.safetensors"), parts.state(seed))
+    if ema == "keep":
+        assert desk.registry("push", apart, "--name", "files").code == 2
+        return
+    desk.ok("push", apart, "--name", "files", "--ema", ema)
+    parts.same(safetensors_torch.load_file(desk.root / "models/files/v1/model.safetensors"), parts.state(seed))
+    refused, taken = ("model.pt", "model_ema.pt") if ema == "prefer" else ("model_ema.pt", "model.pt")
+    said = desk.registry("push", apart / refused, "--name", "files", "--ema", ema)
+    assert said.code == 5
+    assert f"registry push {apart / taken}" in said.err

@@ -30,6 +30,7 @@ class Notebook:
         self.settlements: list[Settlement] = []
         self.rounds: list[list[str]] = []
         self.lost: list[str] = []
+        self.refused: list[str] = []
         self.late: list[tuple[str, str]] = []
         self.aside: dict[str, tuple[Known, int]] = {}
         self.first: bool = False
@@ -57,6 +58,10 @@ class Notebook:
         """Write it down."""
         self.lost.append(path)
         self.memory.pop(path, None)
+
+    def awaited(self, rule: WatchRule) -> list[str]:
+        """Return what the test says was refused before."""
+        return self.refused
 
     def first_scan(self, rule: WatchRule) -> bool:
         """Say what the test wants."""

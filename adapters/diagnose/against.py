@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from weighbridge.adapters import layout
 from weighbridge.adapters import license as licences
-from weighbridge.adapters.diagnose.papers import Papers, papers
+from weighbridge.adapters.diagnose.papers import Papers, papers, table
 from weighbridge.adapters.formats.prefixes import strip
 from weighbridge.adapters.formats.safetensors import Tensor
+from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge import preview
+from weighbridge.registry.errors import UsageError
 from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.types import Finding
 
@@ -42,14 +45,17 @@ class Against(NamedTuple):
 
 
 def find_base(artifact: Artifact, given: str | None, environ: Mapping[str, str]) -> tuple[Path, str] | None:
-    """Return the base's folder and how we know: as given, by the adapter's config, or from the Hub's cache there."""
+    """Return the base's folder and how we know: as given, by the adapter's config, or from the Hub's cache there.
+
+    Raises UsageError where what was given is an adapter.
+    """
     caches = licences.cache_roots(environ)
     if given is not None:
         folder = Path(given)
         if folder.is_dir():
-            return folder, "--base"
+            return _no_adapter(folder), "--base"
         cached = licences.cache_folder(given, None, caches) if is_repo_id(given) else None
-        return (cached, "--base, from the Hub cache") if cached is not None else None
+        return (_no_adapter(cached), "--base, from the Hub cache") if cached is not None else None
     named = artifact.facts.get("base_model")
     local = licences.local_base(named)
     if local is not None:
@@ -61,20 +67,47 @@ def find_base(artifact: Artifact, given: str | None, environ: Mapping[str, str])
     return None
 
 
-def compare(artifact: Artifact, tensors: Mapping[str, Tensor], base: Path, told_by: str) -> Against | None:
-    """Return how an artifact stands to a base, None where the base cannot be read. Raises nothing of the disk."""
+def _no_adapter(folder: Path) -> Path:
+    names = {path.name for path in folder.iterdir()}
+    if layout.ADAPTER_CONFIG not in names or layout.is_whole_model(names):
+        return folder
+    named = table(folder / layout.ADAPTER_CONFIG).get("base_model_name_or_path")
+    known = f", which it calls {named}" if isinstance(named, str) and named else ""
+    raise UsageError(
+        f"{folder} is an adapter, and --base takes the model that an adapter is put on",
+        why=f"{layout.ADAPTER_CONFIG} lies in it and no whole model",
+        fix=f"name the base of that adapter{known}: --base FOLDER, or its id in the Hub cache",
+    )
+
+
+def _unusable(base: Path) -> str:
+    """Return why a folder is no base that could be compared."""
+    seen = inspect(base, values=0)
+    blocked = [f for f in seen.findings if f.severity == "block"]
+    if any(one.kind == "adapter" for one in seen.artifacts):
+        return "it is an adapter itself, and no whole model"
+    if blocked:
+        return blocked[0].message
+    return f"it holds {seen.artifact or 'nothing known'}, and no whole model in safetensors"
+
+
+def compare(artifact: Artifact, tensors: Mapping[str, Tensor], base: Path, told_by: str) -> Against | str:
+    """Return how an artifact stands to a base, else why it could not be told. Raises nothing of the disk."""
     try:
         if artifact.kind == "adapter" or "lora" in artifact.artifact:
             seen = preview.look([Path(artifact.root)], base, weigh=False)
             kept = tuple(f for f in seen.findings if f.code.startswith("merge-"))
-            counted = seen.base.weights if seen.base is not None else None
+            faulty = any(f.severity == "block" and f.subject.split("/")[0] == "base" for f in seen.findings)
+            if seen.base is None or (faulty and not kept):
+                return _unusable(base)
+            counted = seen.base.weights
             sizes = {dtype: count.parameters for dtype, count in counted.dtypes.items()} if counted is not None else {}
             main = max(sizes, key=lambda dtype: sizes[dtype], default=None)
             return Against(base, told_by, kept, main_dtype=main, papers=papers(base))
         model = bases.read(base)
-        return None if model is None else _models(artifact, tensors, model, told_by)
-    except OSError:
-        return None
+        return _unusable(base) if model is None else _models(artifact, tensors, model, told_by)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
 
 
 def _models(artifact: Artifact, tensors: Mapping[str, Tensor], base: bases.Base, told_by: str) -> Against:

@@ -17,9 +17,9 @@ from weighbridge.adapters.diagnose.table import RULES
 from weighbridge.adapters.diagnose.text import Text
 from weighbridge.adapters.families import pickled
 from weighbridge.adapters.formats.safetensors import Tensor
-from weighbridge.adapters.inspect import inspect, tree_of
+from weighbridge.adapters.inspect import judge, tree_of
 from weighbridge.adapters.inspection import Artifact, Inspection
-from weighbridge.adapters.reading import Place, Reader
+from weighbridge.adapters.reading import VALUES_LIMIT, Place, Reader
 from weighbridge.adapters.whole import header_of
 from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Value
@@ -76,17 +76,18 @@ def diagnose(
     """Return the causes of failures that are in a folder or file; with a text those that explain it come first.
 
     `base` is a folder or a Hub id whose cache is here; without it the base that an adapter names is looked for.
-    Raises OSError when the path is gone, NotFoundError for a base that was asked for and is nowhere.
+    Raises OSError when the path is gone, NotFoundError for a base that was asked for and is nowhere, UsageError where
+    an adapter was named as the base.
     """
     world = os.environ if environ is None else environ
-    seen = inspect(path, ignore=ignore, caches=license.cache_roots(world))
+    reader = Reader(tree_of(path, ignore))
+    seen = judge(path, reader, caches=license.cache_roots(world))
     told = texts.read(text) if text is not None else None
     said = {} if told is None else _said(told)
     causes: list[Cause] = []
     unsure: list[str] = []
     bases: list[str] = []
     compared_with: list[str] = []
-    reader = Reader(tree_of(path, ignore))
     for one in seen.artifacts or [_unknown(seen)]:
         case = _case(path, one, seen, reader, told)
         where = against.find_base(one, base, world)
@@ -234,16 +235,27 @@ def _compared(case: Case, where: tuple[Path, str] | None, unsure: list[str]) -> 
             unsure.append("the base: name it with --base DIR to compare shapes, vocabulary and template")
         return None
     found = against.compare(case.artifact, case.tensors, *where)
-    if found is None:
-        unsure.append(f"the base in {where[0]}: its weights cannot be read")
+    if isinstance(found, str):
+        unsure.append(f"the base in {where[0]}: {found}")
+        return None
     return found
+
+
+def _why_not(case: Case) -> str:
+    """Return why the values of an artifact's weights were not looked at."""
+    held = case.artifact.weights.bytes if case.artifact.weights is not None else 0
+    if held > VALUES_LIMIT:
+        return f"{held} bytes are more than the {VALUES_LIMIT} that are read here; what is published is read whole"
+    if not case.whole or any(f.severity == "block" for f in case.findings):
+        return "the files are not sound, as told above"
+    return "they could not be read"
 
 
 def _unsure(case: Case) -> list[str]:
     """Return what was not looked at."""
     told: list[str] = []
     if case.facts.get("values_checked") is False:
-        told.append("the values of the weights: they are too large, or their files not sound")
+        told.append(f"the values of the weights: {_why_not(case)}")
     there = any(f.role == "weights" for f in case.artifact.files)
     if there and not case.tensors and case.artifact.kind is not None:
         told.append("the names and shapes of the tensors: they could not be read")

@@ -3,12 +3,16 @@
 Words in capitals are for the reader to fill in. Nothing here overwrites weights: they are written anew beside.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _ENDS: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".engine", ".plan", ".trt")
+_CACHED = re.compile(
+    r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+?)/snapshots/(?P<commit>[0-9a-f]{7,40})/(?P<inner>.*)", re.DOTALL
+)
 _COPY: Final = (
     "[shutil.copy(f, d) for f in s.iterdir() "
     "if f.is_file() and f.suffix in {'.json', '.jinja', '.model', '.txt', '.md'}]"
@@ -60,10 +64,35 @@ def merge(adapter: Path, base: Path | str | None) -> str:
     return f"registry merge {quoted(adapter)} --base {named} --to {quoted(beside(adapter, 'merged'))}"
 
 
-def fetch(path: Path, repo: str | None) -> str:
-    """Fetch one file again: from the Hub where the folder says which repository, else from where it was written."""
-    if repo is not None:
-        return f"hf download {shlex.quote(repo)} {quoted(path.name)} --force-download"
+class Origin(NamedTuple):
+    """Where a file of a Hub cache comes from: the repository, the commit, and the path in it (`` for all of it)."""
+
+    repo: str
+    commit: str
+    inner: str
+
+
+def origin(path: Path) -> Origin | None:
+    """Return what a path says of the Hub cache it lies in, None outside of one."""
+    match = _CACHED.search(f"{path.absolute()}/")
+    if match is None:
+        return None
+    return Origin(f"{match['owner']}/{match['name']}", match["commit"], match["inner"].strip("/"))
+
+
+def fetch(path: Path, *, folder: bool = False) -> str:
+    """Fetch a file or a folder again: from the Hub where the path says which repository, else from its writer.
+
+    What is a folder here is fetched as one; `folder` says so of one that is not here.
+    """
+    whole = folder or path.is_dir()
+    known = origin(path)
+    if known is not None:
+        wanted = f"--include {quoted(f'{known.inner}/*')}" if whole and known.inner else quoted(known.inner)
+        asked = f"hf download {shlex.quote(known.repo)}" + (f" {wanted}" if known.inner else "")
+        return f"{asked} --revision {known.commit} --force-download"
+    if whole:
+        return f"rsync -r --checksum --partial HOST:FOLDER/ {quoted(path)}/"
     return f"rsync --checksum --partial HOST:FOLDER/{quoted(path.name)} {quoted(path)}"
 
 

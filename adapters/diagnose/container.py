@@ -5,16 +5,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from weighbridge.adapters import layout
 from weighbridge.adapters.diagnose import commands
 from weighbridge.adapters.diagnose.rule import Case, Evidence, Rule, linked
+from weighbridge.registry.refs import path_fault
 from weighbridge.registry.types import Finding
 
-_CACHED = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+?)/snapshots/[0-9a-f]{7,40}(?:/|$)")
 _SUFFIXES: Final = {
     "safetensors": ".safetensors", "torch-zip": ".bin", "torch-legacy": ".bin", "pickle": ".bin", "gguf": ".gguf",
     "onnx": ".onnx", "hdf5": ".h5", "tflite": ".tflite", "npz": ".npz", "zip": ".zip", "torchscript": ".pt",
 }  # fmt: skip
 _STAGE: Final = "container"
+_FETCHED: Final = 8
+"""Files of one cause that are named in commands."""
 
 CUT: Final = ("file-short", "file-empty", "header-cut", "zip-cut", "pickle-cut", "record-short", "record-missing")
 DAMAGED: Final = (
@@ -26,23 +29,43 @@ DAMAGED: Final = (
 )  # fmt: skip
 
 
-def repo_of(folder: Path) -> str | None:
-    """Return the Hub repository that a cache folder belongs to."""
-    match = _CACHED.search(f"{folder.absolute()}/")
-    return f"{match['owner']}/{match['name']}" if match else None
-
-
 def again(case: Case, one: Finding) -> tuple[str, ...]:
-    """Fetch the file that a finding is about once more."""
-    return (commands.fetch(case.path(one.subject), repo_of(case.folder)),)
+    """Fetch what a finding is about once more: the files it misses, the one it found at fault, else its subject."""
+    return tuple(commands.fetch(path) for path in _wanted(case, one)[:_FETCHED])
+
+
+def _wanted(case: Case, one: Finding) -> list[Path]:
+    """Return the paths that a finding asks for; names in files that lead out of the folder ask for nothing."""
+    missing = one.data.get("missing_files")
+    if isinstance(missing, list) and missing:
+        return [case.path(str(path)) for path in missing]
+    subject = case.path(one.subject)
+    inner = one.data.get("file")
+    if not isinstance(inner, str) or inner == one.subject:
+        return [subject]
+    # A list of pieces (.metadata, an ONNX graph, a package) says where they lie counted from itself.
+    return [(subject if subject.is_dir() else subject.parent) / inner] if path_fault(inner) is None else []
 
 
 def _pull(case: Case, one: Finding) -> tuple[str, ...]:
-    folder = case.path(one.subject).parent
-    repo = repo_of(folder)
-    if repo is not None:
-        return (commands.fetch(case.path(one.subject), repo),)
-    return (f"git -C {commands.quoted(folder)} lfs pull",)
+    path = case.path(one.subject)
+    if commands.origin(path) is not None:
+        return (commands.fetch(path),)
+    return (f"git -C {commands.quoted(path.parent)} lfs pull",)
+
+
+def _part(case: Case, one: Finding) -> tuple[str, ...]:
+    """Join the byte parts of a file where all of them are there, else fetch what is missing."""
+    if one.code != "byte-parts":
+        return again(case, one)
+    whole = case.path(one.subject)
+    parts = sorted((name for name in case.names if layout.byte_part(name) == whole.name), key=_numbered)
+    return (f"cat {' '.join(commands.quoted(whole.with_name(name)) for name in parts)} > {commands.quoted(whole)}",)
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """Return the key by which part 10 comes after part 9."""
+    return [(int(word), "") if word.isdigit() else (0, word) for word in re.split("([0-9]+)", name)]
 
 
 def _rename(case: Case, one: Finding) -> tuple[str, ...]:
@@ -135,6 +158,6 @@ RULES: Final = (
         ("split-part-missing", "data-missing", "byte-parts"),
         "a file that is stored in parts lacks one of them, or is not joined yet",
         "fetch the missing part; byte parts are joined with cat",
-        again,
+        _part,
     ),
 )  # fmt: skip

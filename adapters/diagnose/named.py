@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 
 from weighbridge.adapters import layout
 from weighbridge.adapters.diagnose import commands
-from weighbridge.adapters.diagnose.container import repo_of
 from weighbridge.adapters.diagnose.rule import Case, Evidence, Rule
 from weighbridge.adapters.diagnose.text import Text
 from weighbridge.adapters.whole import some
@@ -114,7 +113,7 @@ def _files(case: Case) -> Iterable[Evidence]:
             name,
             f"{name}, which line {number} asks for, is not in {case.folder}"
             + (f"; of its kind there {'is' if len(alike) == 1 else 'are'} {some(alike)}" if alike else ""),
-            (commands.fetch(case.folder / name, repo_of(case.folder)),),
+            (commands.fetch(case.folder / name),),
             data={"file": name, "alike": alike[:20]},
         )
 

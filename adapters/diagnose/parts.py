@@ -5,20 +5,17 @@ from pathlib import Path
 from typing import Final
 
 from weighbridge.adapters.diagnose import commands
-from weighbridge.adapters.diagnose.container import repo_of
+from weighbridge.adapters.diagnose.container import again
 from weighbridge.adapters.diagnose.rule import Case, Evidence, Rule, linked
+from weighbridge.adapters.extract import NOT_NEEDED
 from weighbridge.registry.types import Finding
 
 _STAGE: Final = "parts"
+_NO_MATTER: Final = NOT_NEEDED - {"weights-ambiguous"}
+"""What forbids to publish a folder, and not to take the weights out of it with the command that is named."""
+
 _TIMES: Final = 3
 """Resume-only bytes above this multiple of what is needed to run are worth a word."""
-
-
-def _shards(case: Case, one: Finding) -> tuple[str, ...]:
-    missing = one.data.get("missing_files")
-    listed = missing if isinstance(missing, list) else [one.subject]
-    repo = repo_of(case.folder)
-    return tuple(commands.fetch(case.path(str(path)), repo) for path in listed[:8])
 
 
 def _index(case: Case, one: Finding) -> tuple[str, ...]:
@@ -47,9 +44,14 @@ def _gather(case: Case, _: Finding) -> tuple[str, ...]:
     return ()
 
 
+def _unusable(case: Case) -> bool:
+    """Return whether something forbids to put the parts together; an end mark that is not there yet does not."""
+    return any(f.severity == "block" and f.code not in _NO_MATTER for f in case.findings)
+
+
 def _zero_only(case: Case) -> Iterable[Evidence]:
     """Find weights that exist in rank files alone."""
-    if case.artifact.artifact != "deepspeed-zero" or any(f.severity == "block" for f in case.findings):
+    if case.artifact.artifact != "deepspeed-zero" or _unusable(case):
         return
     facts = case.facts
     yield Evidence(
@@ -64,7 +66,7 @@ def _zero_only(case: Case) -> Iterable[Evidence]:
 
 def _distributed_only(case: Case) -> Iterable[Evidence]:
     """Find weights that exist as a torch distributed checkpoint alone."""
-    if case.artifact.artifact != "ckpt-dcp" or any(f.severity == "block" for f in case.findings):
+    if case.artifact.artifact != "ckpt-dcp" or _unusable(case):
         return
     files = case.facts.get("distcp_files") or []
     yield Evidence(
@@ -79,7 +81,7 @@ def _megatron(case: Case) -> Iterable[Evidence]:
     for one in case.findings:
         if one.code == "rank-files":
             yield Evidence(one.subject, one.message, (), None, one.fix, one.code, one.data)
-    if case.artifact.artifact != "megatron" or any(f.severity == "block" for f in case.findings):
+    if case.artifact.artifact != "megatron" or _unusable(case):
         return
     facts = case.facts
     yield Evidence(
@@ -157,7 +159,7 @@ RULES: Final = (
         "index-ahead", _STAGE, "block", ("files-missing", "missing-keys", "shards-disagree"), ("shard-missing",),
         "the index, or the names, ask for a shard that is not there",
         "fetch the missing shard; an index is copied last",
-        _shards,
+        again,
     ),
     linked(
         "index-unusable", _STAGE, "block", ("files-missing", "missing-keys", "shards-disagree", "config-broken"),
@@ -197,7 +199,7 @@ RULES: Final = (
         "rank-file-gone", _STAGE, "block", ("zero-ranks", "files-missing"), ("rank-file-missing",),
         "a rank's file of a ZeRO checkpoint is not there, so the weights cannot be rebuilt",
         "copy the rank's file from the machine that wrote it",
-        _shards,
+        again,
     ),
     linked(
         "cannot-resume", _STAGE, "warn", ("zero-ranks",),

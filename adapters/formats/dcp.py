@@ -8,7 +8,7 @@ only believed where its file is there, long enough, and inside the folder.
 """
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -105,6 +105,8 @@ class _Reading:
         self.foreign = judged.foreign(symbols)
         self.sizes: dict[str, int | None] = {}
         self.lost: dict[str, list[str]] = {}
+        self.cut: dict[str, list[str]] = {}
+        self.need: dict[str, int] = {}
         self.first: dict[str, Chunk] = {}
 
     def checkpoint(self, root: Any) -> Checkpoint:
@@ -129,7 +131,7 @@ class _Reading:
             else:
                 entries.append(Entry(name, "bytes"))
                 self._file(places.get((name, ())), name)
-        self.hazards += self._missing()
+        self.hazards += [*self._missing(), *self._short()]
         return Checkpoint(self._directory(tensors, entries, state), chunks)
 
     def _places(self, stored: dict[Any, Any]) -> dict[tuple[str, tuple[int, ...]], Chunk]:
@@ -195,15 +197,8 @@ class _Reading:
         if size is None:
             self.lost.setdefault(chunk.file, []).append(name)
         elif chunk.offset + chunk.length > size:
-            self._block(
-                "file-short",
-                name,
-                f"{shown(chunk.file)} ends at {size}, a piece needs {chunk.offset + chunk.length}",
-                file=chunk.file,
-                file_bytes=size,
-                expected_bytes=chunk.offset + chunk.length,
-                short_by=chunk.offset + chunk.length - size,
-            )
+            self.need[chunk.file] = max(self.need.get(chunk.file, 0), chunk.offset + chunk.length)
+            self.cut.setdefault(chunk.file, []).append(name)
 
     def _size(self, file: str) -> int | None:
         parts = file.split("/")
@@ -226,13 +221,30 @@ class _Reading:
 
     def _missing(self) -> Iterator[Hazard]:
         for file, names in self.lost.items():
-            listed = ", ".join(map(shown, names[:_MISSING_NAMED])) + (" ..." if len(names) > _MISSING_NAMED else "")
             yield Hazard(
                 "data-missing",
                 "block",
                 file,
-                f"{shown(file)} is not there; it holds {len(names)} of the tensors: {listed}",
+                f"{shown(file)} is not there; it holds {_named(names)}",
                 {"file": file, "missing_tensors": sorted(set(names))},
+            )
+
+    def _short(self) -> Iterator[Hazard]:
+        for file, names in self.cut.items():
+            size, need = self.sizes[file] or 0, self.need[file]
+            yield Hazard(
+                "file-short",
+                "block",
+                file,
+                f"{shown(file)} ends at {size}, its pieces need {need}; behind its end lie {_named(names)}",
+                {
+                    "file": file,
+                    "file_bytes": size,
+                    "expected_bytes": need,
+                    "short_by": need - size,
+                    "bad_tensor": names[0],
+                    "cut_tensors": sorted(set(names)),
+                },
             )
 
     def _block(self, code: str, name: str, problem: str, **data: Any) -> None:
@@ -264,6 +276,13 @@ class _Reading:
                     head = source.at(chunk.offset, min(chunk.length, 9))
                 return "torch-zip" if head[:4] == b"PK\3\4" else "safetensors" if head[8:] == b"{" else "unknown"
         return None
+
+
+def _named(names: Iterable[str]) -> str:
+    """Return how many tensors these are, with the first few names; a tensor of several pieces counts once."""
+    every = list(dict.fromkeys(names))
+    listed = ", ".join(map(shown, every[:_MISSING_NAMED])) + (" ..." if len(every) > _MISSING_NAMED else "")
+    return f"{len(every)} of the tensors: {listed}"
 
 
 def _own(symbol: Symbol) -> bool:

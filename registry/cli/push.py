@@ -17,13 +17,14 @@ from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.adapters.reading import VALUES_LIMIT
 from weighbridge.config import mounts
-from weighbridge.config.settings import RemoteSettings
+from weighbridge.config.settings import EMA, RemoteSettings
 from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.output import Output, short, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError, WeighbridgeError, utf8
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.allowance import check_code
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
 from weighbridge.registry.types import Owner, Receipt, RunFacts
@@ -39,6 +40,13 @@ _AT_REST: Final = frozenset({"end-mark-missing"})
 @click.option(
     "--kind", type=click.Choice(["adapter", "model", "quantized"]), help="Which one, where PATH holds several."
 )
+@click.option(
+    "--ema",
+    type=click.Choice(EMA),
+    default="keep",
+    show_default=True,
+    help="Averaged weights (EMA, SWA), as in a watch rule: beside the raw ones keep them, prefer them, or drop them.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be published, and what left out and why.")
 @click.option("--share", is_flag=True, help="Publish under a name that another run began.")
 @click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
@@ -53,6 +61,7 @@ def push(
     path: Path,
     name: str | None,
     kind: str | None,
+    ema: str,
     dry_run: bool,
     share: bool,
     again: bool,
@@ -66,14 +75,18 @@ def push(
     """Publish what PATH holds as a new version of NAME, and print it.
 
     The folder is checked like everything the daemon publishes: structure first, then secrets, licence and paths by the
-    remote's rules. The same bytes keep the number they have. Ends 5 when it is refused, 8 when it is not finished.
+    remote's rules. The end mark of a trainer is not waited for: whoever says "publish this" has seen that it ended. The
+    same bytes keep the number they have. Ends 5 when it is refused, 8 when files are still being written.
     """
     if codes and not reason:
         raise UsageError("--allow needs a reason", fix="--allow CODE --reason 'checked by hand'")
+    for code in codes:
+        check_code(code)
     settings = context.settings(config)
     chosen = context.choose_remote(settings, remote)
     allowed = tuple(Allowed(code=code, reason=reason or "") for code in codes)
-    artifact, admission, wanted = _judge(path, name, kind, chosen, allowed, values=VALUES_LIMIT if dry_run else 0)
+    values = VALUES_LIMIT if dry_run else 0
+    artifact, admission, wanted = _judge(path, name, kind, chosen, allowed, values=values, ema=ema)
     if dry_run:
         _dry(wanted, artifact, admission, out)
         return
@@ -129,13 +142,14 @@ def _judge(
     allowed: tuple[Allowed, ...],
     *,
     values: int,
+    ema: str,
 ) -> tuple[Artifact, Admission, str]:
     """Inspect the folder and ask the remote's rules; nothing is read from or written to the remote.
 
     `values` is as in `inspect`.
     """
     try:
-        found = inspect(path, values=values)
+        found = inspect(path, values=values, prefer_averaged=ema == "prefer")
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no {shown(str(path))}", fix="name a folder that exists") from error
     root = Path(os.path.realpath(path))
@@ -143,7 +157,7 @@ def _judge(
     run_root = root.parent if layout.step_of(root.name) is not None else root
     note = sidecar.read(root)
     note = note if note.present else sidecar.read(run_root)
-    artifact = _one(found.artifacts, path, kind, found.findings)
+    artifact = _one(_wanted(found.artifacts, path, ema), path, kind, found.findings)
     kept = [f for f in artifact.findings if f.code not in _AT_REST]
     artifact = msgspec.structs.replace(artifact, findings=kept)
     wanted = name or note.name
@@ -166,6 +180,39 @@ def _judge(
         artifact, name=wanted, run=run, policy=policy, sidecar=note, run_root=run_root, host=socket.gethostname()
     )
     return artifact, admission, wanted
+
+
+def _wanted(artifacts: Sequence[Artifact], path: Path, ema: str) -> list[Artifact]:
+    """Return what `--ema` leaves of the artifacts, as a watch rule's `ema` does. Raises RefusedError for none."""
+    kept: list[Artifact] = []
+    why: list[str] = []
+    better: str | None = None
+    for one in artifacts:
+        place = path if path.is_file() else Path(one.root)
+        if one.file is not None:
+            place = Path(one.root) / Path(one.file).name
+        beside = set(os.listdir(place.absolute().parent))  # noqa: PTH208 - names as strings
+        averaged = one.facts.get("averaged") is True or layout.raw_of(place.name) in beside
+        twins = sorted(other for other in beside if layout.raw_of(other) == place.name)
+        if ema == "drop" and averaged:
+            why.append(f"{shown(place.name)} holds averaged weights, and --ema drop leaves them out")
+            better = layout.raw_of(place.name) if layout.raw_of(place.name) in beside else better
+        elif ema == "prefer" and twins and not averaged:
+            why.append(
+                f"{shown(twins[0])} holds the averaged weights of {shown(place.name)}, and --ema prefer takes those"
+            )
+            better = twins[0]
+        else:
+            kept.append(one)
+    if why and not kept:
+        raise RefusedError(
+            f"--ema {ema} leaves nothing of {shown(str(path))} to publish",
+            why="; ".join(why[:8]),
+            fix=f"registry push {shown(str(path.parent / better))}"
+            if better
+            else "leave --ema out, or name another file",
+        )
+    return kept
 
 
 def _one(artifacts: Sequence[Artifact], path: Path, kind: str | None, findings: Sequence[Any]) -> Artifact:
