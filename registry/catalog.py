@@ -157,13 +157,17 @@ class Catalog(read.View):
         """Take in entries of several objects at once, each with the store time of its object."""
         with self.immediate():
             rows: dict[tuple[str, int], read.Row] = {}
+            held: dict[str, bool] = {}
             for entry, told_at in facts:
                 if entry.type == "tag":
                     self._apply_tag(entry)
                 elif entry.n is not None:
                     key = (entry.name, entry.n)
                     if key not in rows:
-                        rows[key] = self._told(*key)
+                        # One question for each name, not for each version: a first reader knows none of them.
+                        if entry.name not in held:
+                            held[entry.name] = self._holds(entry.name)
+                        rows[key] = (self._told(*key) if held[entry.name] else None) or _blank(*key)
                     _apply_fact(rows[key], entry, told_at)
             touched = sorted({name for name, _ in rows})
             known = set(self._known(touched))
@@ -188,10 +192,13 @@ class Catalog(read.View):
             row = {"name": entry.name, "tag": entry.tag, "seq": seq, "n": entry.to}
             self._put("tags", ("registry", "name", "tag"), [self._mine(row, read.TAG)])
 
-    def _told(self, name: str, n: int) -> read.Row:
+    def _holds(self, name: str) -> bool:
+        sql = "SELECT 1 FROM versions WHERE registry = ? AND name = ? LIMIT 1"
+        return self.link.execute(sql, (self.id, name)).fetchone() is not None
+
+    def _told(self, name: str, n: int) -> read.Row | None:
         sql = f"SELECT {','.join(read.VERSION)},seal FROM versions WHERE registry = ? AND name = ? AND n = ?"
-        row = self._one(sql, (self.id, name, n), read.VERSION)
-        return row if row is not None else dict.fromkeys(read.VERSION) | {"name": name, "n": n}
+        return self._one(sql, (self.id, name, n), read.VERSION)
 
     def _known(self, names: Sequence[str]) -> Iterator[str]:
         for name in names:
@@ -342,6 +349,10 @@ class Catalog(read.View):
         if version != read.SCHEMA:
             with self.immediate():
                 self.link.execute(f"PRAGMA user_version = {read.SCHEMA}")
+
+
+def _blank(name: str, n: int) -> read.Row:
+    return dict.fromkeys(read.VERSION) | {"name": name, "n": n}
 
 
 def _sealed(row: read.Row, columns: Sequence[str]) -> read.Row:
