@@ -4,6 +4,7 @@ The same tables serve the command line's disposable cache (one file per registry
 several registries). One connection writes; whoever reads and then writes does so inside `immediate()`.
 """
 
+import itertools
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -174,7 +175,7 @@ class Catalog(read.View):
             new = [dict.fromkeys(read.NAME) | {"name": n, "versions": 0, "bytes": 0} for n in touched if n not in known]
             self._put("names", ("registry", "name"), [self._mine(row, read.NAME) for row in new])
             # In the order of the table, so that a page is written once.
-            told = [self._mine(rows[key], read.VERSION) for key in sorted(rows) if rows[key]["state"]]
+            told = (self._mine(rows[key], read.VERSION) for key in sorted(rows) if rows[key]["state"])
             self._put("versions", ("registry", "name", "n"), told)
             if touched:
                 self._count(touched)
@@ -320,16 +321,18 @@ class Catalog(read.View):
     def _mine(self, row: read.Row, columns: Sequence[str]) -> read.Row:
         return {"registry": self.id} | _sealed(row, columns)
 
-    def _put(self, table: str, key: tuple[str, ...], rows: Sequence[read.Row]) -> None:
+    def _put(self, table: str, key: tuple[str, ...], rows: Iterable[read.Row]) -> None:
         """Insert rows or bring them up to date; plain SQL, because a first reader of a large registry waits for it."""
-        if not rows:
+        given = iter(rows)
+        first = next(given, None)
+        if first is None:
             return
-        columns = list(rows[0])
+        columns = list(first)
         change = ",".join(f"{column} = excluded.{column}" for column in columns if column not in key)
         self.link.executemany(
             f"INSERT INTO {table} ({','.join(columns)}) VALUES ({','.join('?' * len(columns))}) "
             f"ON CONFLICT ({','.join(key)}) DO UPDATE SET {change}",
-            ([row[column] for column in columns] for row in rows),
+            ([row[column] for column in columns] for row in itertools.chain((first,), given)),
         )
 
     def _migrate(self) -> None:
