@@ -11,7 +11,7 @@ WORKERS ?= 2
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo docs test lint types imports tests proofs proofs-long fix bench clean check-links hub test-hub-live test-slurm
+.PHONY: help install demo docs test lint types imports tests proofs proofs-long fix bench clean check-links hub test-hub-live test-slurm test-ceph test-s3-live
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -77,6 +77,13 @@ test-hub-live: .venv/installed  ## the Hub remote on a throw-away repository of 
 
 test-slurm: .venv/installed  ## merges on the real Slurm, started here on one node: root, Debian's slurmctld, slurmd, slurm-client, munge
 	PYTHONPATH=tests/lib $(BIN)/python -W error tests/proofs/slurm.py $(CASES)
+
+test-ceph: .venv/installed  ## remotes on Ceph's S3 gateway, started here from Debian's packages (fetched, not installed)
+	$(BIN)/pytest tests/proofs/s3_servers.py -k TestCeph -q -rs -n 0
+
+test-s3-live: .venv/installed  ## remotes on a bucket of your own: URL=s3://bucket/prefix, and ENDPOINT, REGION, CA, PROFILE; not part of CI
+	@test -n "$(URL)" || { echo "error: URL is missing"; echo "  fix: make test-s3-live URL=s3://bucket/prefix"; exit 1; }
+	$(BIN)/pytest tests/proofs/s3_servers.py -k TestLive -q -rs -n 0 -s
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,8 @@ RUNS = {
     "ingest": ((),),
     "inspect": ((),),
     "hub": ((),),
-    "s3": ((), ("--catalogue",)),
+    "s3": ((),),
+    "catalogue": ((),),
 }
 
 

@@ -2,7 +2,6 @@
 
 Ours hashes, verifies and refuses to overwrite; the others do not. Each measurement is a process of its own, in turns,
 so that the machine's mood meets all alike; a library's time begins when it is imported, a command's when it starts.
-With `--catalogue` the team's catalogue instead: requests of a look after one new version, and the first look at all.
 """
 
 import argparse
@@ -17,25 +16,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import boto3
 
-from weighbridge.registry import layout
-from weighbridge.registry.catalog import Catalog
-from weighbridge.registry.flow import feed
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.flow.sources import SourceFile
-from weighbridge.registry.flow.sync import sync
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import measure, seaweed
 from weighbridge_testlib.publishing import OWNER
 from weighbridge_testlib.seaweed import ACCESS, BUCKET, SECRET, Server
-from weighbridge_testlib.shelf import facts, manifest_of, payload
+from weighbridge_testlib.shelf import facts
 
 MIB: Final = 1 << 20
 SETS: Final = {"large": (1, 512 * MIB), "many": (8, 128 * MIB), "small": (500, 20_000)}
@@ -182,55 +176,11 @@ def _environ(place: Path) -> dict[str, str]:
     return {**os.environ, "HOME": str(place), "RCLONE_CONFIG": str(place / "rclone.conf")}
 
 
-# ------------------------------------------------------------------------------------------------------- the catalogue
-
-
-def catalogue(server: Server, place: Path, rows: int) -> int:
-    """Fill a feed with so many versions, two objects each, and measure the first look and one after a new version."""
-    remote = S3Remote(server.place(f"catalogue-{rows}"))
-    registry = open_registry(remote, create=True)
-    manifest = manifest_of(payload(), facts())
-    told = [feed.version_entry(f"model-{n % 200}", n // 200 + 1, manifest) for n in range(rows)]
-
-    def put(seq: int) -> None:
-        # A claim and its version come in objects of their own when one daemon publishes now and then.
-        part = feed.Part(seq=seq, epoch=1, nonce=f"{seq:032}", entries=[told[(seq - 1) // 2]])
-        remote.link.ask("put_object", "cannot fill", Key=remote.link.key(layout.feed(seq)), Body=feed.encode(part))
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, range(1, 2 * rows + 1)))
-    feed.take_snapshot(remote, 2 * rows // 512 * 512)
-    remote.close()
-    reader = S3Remote(server.place(f"catalogue-{rows}"))
-    catalog = Catalog.open(place / f"{rows}.db", registry.registry, durable=False)
-    begun = time.monotonic()
-    sync(reader, catalog)
-    first = time.monotonic() - begun
-    assert catalog.registry()["versions"] == rows
-    first_requests = sum(reader.link.counts.values())
-    feed.announce(reader, registry, [feed.version_entry("model-0", rows, manifest)], known=feed.Head(2 * rows, 1))
-    reader.link.counts.clear()
-    begun = time.monotonic()
-    sync(reader, catalog)
-    look = time.monotonic() - begun
-    requests = dict(reader.link.counts)
-    catalog.close()
-    reader.close()
-    return measure.report(
-        f"s3-catalogue-{rows}",
-        {"requests_after_one_new_version": (float(sum(requests.values())), 4.0), "first_sync_s": (first, 10.0)},
-        first_sync_requests=first_requests,
-        look_s=round(look, 3),
-        requests=requests,
-    )
-
-
 def main() -> int:
     """Measure and print one line of JSON for each set of files; 1 when a bar was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
-    parser.add_argument("--catalogue", type=int, nargs="*", metavar="VERSIONS", help="how many versions, such as 1000")
     parser.add_argument("--directory", type=Path, help="where the server and the files lie")
     parser.add_argument("--child", nargs=4, metavar="WORD", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -243,8 +193,6 @@ def main() -> int:
         os.environ["WEIGHBRIDGE_CACHE"] = str(place / "cache")
         (place / "server").mkdir()
         with seaweed.running(place / "server") as server:
-            if given.catalogue is not None:
-                return max([catalogue(server, place, rows) for rows in given.catalogue or [1_000, 10_000]])
             return transfer(server, place, given.sets, given.rounds)
 
 

@@ -4,6 +4,7 @@ The same tables serve the command line's disposable cache (one file per registry
 several registries). One connection writes; whoever reads and then writes does so inside `immediate()`.
 """
 
+import itertools
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -157,20 +158,24 @@ class Catalog(read.View):
         """Take in entries of several objects at once, each with the store time of its object."""
         with self.immediate():
             rows: dict[tuple[str, int], read.Row] = {}
+            held: dict[str, bool] = {}
             for entry, told_at in facts:
                 if entry.type == "tag":
                     self._apply_tag(entry)
                 elif entry.n is not None:
                     key = (entry.name, entry.n)
                     if key not in rows:
-                        rows[key] = self._told(*key)
+                        # One question for each name, not for each version: a first reader knows none of them.
+                        if entry.name not in held:
+                            held[entry.name] = self._holds(entry.name)
+                        rows[key] = (self._told(*key) if held[entry.name] else None) or _blank(*key)
                     _apply_fact(rows[key], entry, told_at)
             touched = sorted({name for name, _ in rows})
             known = set(self._known(touched))
             new = [dict.fromkeys(read.NAME) | {"name": n, "versions": 0, "bytes": 0} for n in touched if n not in known]
             self._put("names", ("registry", "name"), [self._mine(row, read.NAME) for row in new])
             # In the order of the table, so that a page is written once.
-            told = [self._mine(rows[key], read.VERSION) for key in sorted(rows) if rows[key]["state"]]
+            told = (self._mine(rows[key], read.VERSION) for key in sorted(rows) if rows[key]["state"])
             self._put("versions", ("registry", "name", "n"), told)
             if touched:
                 self._count(touched)
@@ -188,10 +193,13 @@ class Catalog(read.View):
             row = {"name": entry.name, "tag": entry.tag, "seq": seq, "n": entry.to}
             self._put("tags", ("registry", "name", "tag"), [self._mine(row, read.TAG)])
 
-    def _told(self, name: str, n: int) -> read.Row:
+    def _holds(self, name: str) -> bool:
+        sql = "SELECT 1 FROM versions WHERE registry = ? AND name = ? LIMIT 1"
+        return self.link.execute(sql, (self.id, name)).fetchone() is not None
+
+    def _told(self, name: str, n: int) -> read.Row | None:
         sql = f"SELECT {','.join(read.VERSION)},seal FROM versions WHERE registry = ? AND name = ? AND n = ?"
-        row = self._one(sql, (self.id, name, n), read.VERSION)
-        return row if row is not None else dict.fromkeys(read.VERSION) | {"name": name, "n": n}
+        return self._one(sql, (self.id, name, n), read.VERSION)
 
     def _known(self, names: Sequence[str]) -> Iterator[str]:
         for name in names:
@@ -313,16 +321,18 @@ class Catalog(read.View):
     def _mine(self, row: read.Row, columns: Sequence[str]) -> read.Row:
         return {"registry": self.id} | _sealed(row, columns)
 
-    def _put(self, table: str, key: tuple[str, ...], rows: Sequence[read.Row]) -> None:
+    def _put(self, table: str, key: tuple[str, ...], rows: Iterable[read.Row]) -> None:
         """Insert rows or bring them up to date; plain SQL, because a first reader of a large registry waits for it."""
-        if not rows:
+        given = iter(rows)
+        first = next(given, None)
+        if first is None:
             return
-        columns = list(rows[0])
+        columns = list(first)
         change = ",".join(f"{column} = excluded.{column}" for column in columns if column not in key)
         self.link.executemany(
             f"INSERT INTO {table} ({','.join(columns)}) VALUES ({','.join('?' * len(columns))}) "
             f"ON CONFLICT ({','.join(key)}) DO UPDATE SET {change}",
-            ([row[column] for column in columns] for row in rows),
+            ([row[column] for column in columns] for row in itertools.chain((first,), given)),
         )
 
     def _migrate(self) -> None:
@@ -342,6 +352,10 @@ class Catalog(read.View):
         if version != read.SCHEMA:
             with self.immediate():
                 self.link.execute(f"PRAGMA user_version = {read.SCHEMA}")
+
+
+def _blank(name: str, n: int) -> read.Row:
+    return dict.fromkeys(read.VERSION) | {"name": name, "n": n}
 
 
 def _sealed(row: read.Row, columns: Sequence[str]) -> read.Row:

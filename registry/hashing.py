@@ -11,7 +11,7 @@ CHUNK: Final = 1 << 20
 """Bytes per read: 1 MiB keeps SHA-256 at full speed (larger buffers only leave the cache)."""
 
 
-def sha256_bytes(stored: bytes) -> str:
+def sha256_bytes(stored: bytes | memoryview) -> str:
     """Return the lower-case hex sha256 of bytes as stored."""
     return hashlib.sha256(stored).hexdigest()
 

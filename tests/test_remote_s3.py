@@ -22,12 +22,12 @@ class TestSeaweed(RemoteConformance):
     @pytest.fixture(autouse=True)
     def _server(self, seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         servers.credentials(monkeypatch)
-        monkeypatch.setenv("TEST_S3_ENDPOINT", seaweed.endpoint)
+        servers.lend(monkeypatch, seaweed.place("conformance"))
         self.server = seaweed
 
     def open(self, place: Path) -> Remote:
         """Open the remote below the prefix that belongs to a place."""
-        return S3Remote(self.server.place(servers.prefix_of(place)))
+        return S3Remote(servers.below(self.server.place("conformance"), place))
 
     def opener(self) -> Callable[[Path], Remote]:
         """Return the function that opens it in another process."""
@@ -39,7 +39,7 @@ class TestSeaweedOverTls(TestSeaweed):
 
     def open(self, place: Path) -> Remote:
         """Open the remote over https."""
-        return S3Remote(self.server.place(servers.prefix_of(place), tls=True))
+        return S3Remote(servers.below(self.server.place("conformance", tls=True), place))
 
     test_of_racing_processes_one_wins = None  # type: ignore[assignment]  # the server decides, whichever way the requests came
 

@@ -40,12 +40,16 @@ READY = 40.0
 
 
 class Server(NamedTuple):
-    """A running server with one bucket; `secure` is its https address, if any, and `ca` what that is signed by."""
+    """A running server with one bucket; `secure` is its https address, if any, and `ca` what that is signed by.
+
+    `filer` is the address below which the bucket's objects lie as plain files, without S3 and signatures.
+    """
 
     endpoint: str
     bucket: str
     secure: str | None = None
     ca: Path | None = None
+    filer: str | None = None
 
     def place(self, prefix: str, *, tls: bool = False, **changes: Any) -> Place:
         """Return where a remote below a prefix of the bucket lies."""
@@ -76,9 +80,20 @@ def prefix_of(place: Path) -> str:
     return "-".join(place.parts[-3:])
 
 
+def below(base: Place, place: Path) -> Place:
+    """Return where the remote of a conformance test lies, below a place that may be anywhere."""
+    prefix = f"{base.prefix}{prefix_of(place)}"
+    return base._replace(url=f"s3://{base.bucket}/{prefix}", prefix=f"{prefix}/")
+
+
+def lend(monkeypatch: pytest.MonkeyPatch, base: Place) -> None:
+    """Let other processes know below which place the remotes of this test lie."""
+    monkeypatch.setenv("TEST_S3_PLACE", json.dumps(base))
+
+
 def open_from_environment(place: Path) -> S3Remote:
     """Open the remote of a place in another process, by what its parent left in the environment."""
-    return S3Remote(Server(os.environ["TEST_S3_ENDPOINT"], BUCKET).place(prefix_of(place)))
+    return S3Remote(below(Place(*json.loads(os.environ["TEST_S3_PLACE"])), place))
 
 
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +159,8 @@ def running(folder: Path) -> Iterator[Server]:
     endpoint = f"http://127.0.0.1:{taken['s3']}"
     forget()
     with _served(command, endpoint, folder, {}):
-        server = Server(endpoint, BUCKET, f"https://127.0.0.1:{taken['s3.https']}", ca)
+        filer = f"http://127.0.0.1:{taken['filer']}/buckets/{BUCKET}"
+        server = Server(endpoint, BUCKET, f"https://127.0.0.1:{taken['s3.https']}", ca, filer)
         server.client().create_bucket(Bucket=BUCKET)
         yield server
 
@@ -181,16 +197,23 @@ def _served(command: list[str], endpoint: str, folder: Path, environ: dict[str, 
         process.wait()
 
 
+def answers(endpoint: str) -> bool:
+    """Tell whether an HTTP server answers at an address, whatever it says."""
+    try:
+        urllib.request.urlopen(endpoint, timeout=2).close()
+    except urllib.error.HTTPError as answer:
+        answer.close()
+    except OSError:
+        return False
+    return True
+
+
 def _wait(process: "subprocess.Popen[bytes]", endpoint: str, log: Path) -> None:
     deadline = time.monotonic() + READY
     while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(endpoint, timeout=2).close()
-        except urllib.error.HTTPError as answer:
-            answer.close()
+        if answers(endpoint):
             return
-        except OSError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     raise AssertionError(f"{process.args!r} did not answer: {log.read_text(errors='replace')[-2000:]}")
 
 
