@@ -1,4 +1,4 @@
-"""The remotes' suite on a real Hub, in throw-away repositories of your own: `make test-hub-live ORG=you`. Not part of CI.
+"""The remotes' suite on a real Hub, in throw-away repositories of your own: `make test-hub-live ORG=you`. Not in CI.
 
 It makes private repositories `weighbridge-live-...` under the organisation or user, goes through everything that a
 remote has to do (`version_conformance`), by LFS and by xet, each in a fresh process, and deletes them. HF_TOKEN needs
