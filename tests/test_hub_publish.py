@@ -1,6 +1,7 @@
 """Publishing to the Hub: one guarded commit and one tag per version, whatever others do at the same time."""
 
 import json
+import random
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from weighbridge.registry.flow import commit_publish, notes, tags
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import Render
 from weighbridge.registry.flow.publish import publish as flow_publish
+from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.remotes.hub.preflight import Limits
 from weighbridge.registry.remotes.ledger import LEDGER_FILE, VERSION_FILE, parse_ledger
@@ -27,6 +29,7 @@ from weighbridge_testlib.publishing import OWNER, candidate
 from weighbridge_testlib.shelf import facts, payload
 
 NAME = "medical-sft"
+MIB = 1 << 20
 WAYS = ("lfs", "child", "xet")
 
 
@@ -133,6 +136,28 @@ def test_a_new_version_replaces_the_tree_and_sends_only_what_is_new(hub: TestHub
     told = parse_ledger(hub.store.body(repo.at()[LEDGER_FILE]), "x")
     assert [t.n for t in told.versions] == [1, 2]
     ann.close()
+
+
+@pytest.mark.parametrize("way", ["lfs", "xet"])
+def test_a_large_file_travels_in_parts(tmp_path: Path, way: str) -> None:
+    """From 64 MiB on a child process sends it: by LFS in the parts the Hub asks for, by xet in chunks, each once."""
+    block = random.Random(1).randbytes(4 * MIB)
+    body = b"".join(block[n:] + block[:n] for n in range(17)) + b"the end"
+    with serve(multipart=16 * MIB) as hub:
+        ann = remote(hub, tmp_path / "ann", way=way)
+        moved: list[int] = []
+        made = candidate(ann, tmp_path / "run", files={"adapter_config.json": b"{}", "model.safetensors": body})
+        registry = open_registry(ann, create=True)
+        receipt = flow_publish(ann, "hub", registry, made, OWNER, render=_plain, progress=moved.append)
+        assert receipt.files["model.safetensors"] == sha256_bytes(body)
+        assert hub.store.body(repo_of(hub).at("v1")["model.safetensors"]) == body
+        assert sum(moved) == len(body) + 2
+        if way == "lfs":
+            assert [seen.size for seen in hub.asked("lfs-put")] == [16 * MIB] * 4 + [4 * MIB + 7]
+        else:
+            assert hub.count("lfs-put") == 0
+            assert hub.sent() < 2 * len(block)  # what comes again is not sent again
+        ann.close()
 
 
 def test_claims_are_chained_and_read_back_to_the_byte(hub: TestHub, tmp_path: Path) -> None:
