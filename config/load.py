@@ -95,7 +95,7 @@ REMOTE_KEYS: Final[dict[str, Check]] = {
     "writers": values.choice(*WRITERS),
 }
 CACHE_KEYS: Final[dict[str, Check]] = {"max": values.size}
-S3_KEYS: Final = ("endpoint", "region", "addressing", "ca", "profile", "encryption", "storage_class", "writers")
+S3_KEYS: Final = ("region", "addressing", "ca", "profile", "encryption", "storage_class", "writers")
 MERGE_KEYS: Final[dict[str, Check]] = {
     "executor": values.choice(*EXECUTORS),
     "scratch": values.path,
@@ -296,6 +296,8 @@ def _check_remote(remote: RemoteSettings, given: Mapping[str, Any], problems: li
     at = ("remotes", remote.name)
     foreign = [key for key in S3_KEYS if key in given and not remote.url.startswith("s3://")]
     problems += [Problem((*at, key), f"only s3:// remotes have {key}", "remove the line") for key in foreign]
+    if "endpoint" in given and not remote.url.startswith(("s3://", "hf://")):
+        problems.append(Problem((*at, "endpoint"), "only s3:// and hf:// remotes have endpoint", "remove the line"))
     if given.get("internal") is False and remote.paths == "keep":
         problems.append(
             Problem(

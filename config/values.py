@@ -290,7 +290,7 @@ def encryption(value: Any) -> str:
 
 
 def endpoint(value: Any) -> str:
-    """Accept the http(s) address of an S3 service, without secrets."""
+    """Accept the http(s) address of an S3 service or of a Hub, without secrets."""
     given = text(value)
     scheme, mark, rest = given.partition("://")
     if not mark or scheme not in {"http", "https"} or not rest:

@@ -3,8 +3,7 @@
 They stand beside the catalogue's tables in one file (`registry.migrations`).
 """
 
-from sqlite_utils import Database
-from sqlite_utils.migrations import Migrations
+from weighbridge.registry.sqlite import Database, Migrations
 
 schema = Migrations("weighbridge-daemon")
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from sqlite_utils import Database
 
 from weighbridge.config import mounts
 from weighbridge.registry import catalog_read as read
@@ -21,6 +20,7 @@ from weighbridge.registry import migrations
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest
+from weighbridge.registry.sqlite import Database
 from weighbridge.registry.times import seconds
 from weighbridge.registry.types import FeedEntry, Receipt, Row
 

@@ -4,8 +4,7 @@ The command line's cache and the daemon's database have the same tables. Rows th
 CRC of their other columns: SQLite itself would not notice a flipped bit inside a value.
 """
 
-from sqlite_utils import Database
-from sqlite_utils.migrations import Migrations
+from weighbridge.registry.sqlite import Database, Migrations
 
 catalog = Migrations("weighbridge-catalog")
 

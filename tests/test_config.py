@@ -160,7 +160,7 @@ def test_defaults_follow_the_scheme(
         ('[remotes.team]\nurl = "s3://"\n', "remotes.team.url", 2, "nothing follows s3://"),
         ('[remotes.team]\nurl = "s3://b/../c"\n', "remotes.team.url", 2, "'..' segment"),
         ('[remotes.team]\nurl = "s3://b?x=1"\n', "remotes.team.url", 2, "a query"),
-        ('[remotes.team]\nurl = "hf://acme"\nendpoint = "https://x"\n', "remotes.team.endpoint", 3, "only s3://"),
+        ('[remotes.team]\nurl = "/srv"\nendpoint = "https://x"\n', "remotes.team.endpoint", 3, "only s3:// and hf://"),
         ('[remotes.team]\nurl = "s3://b"\nendpoint = "x.org"\n', "remotes.team.endpoint", 3, "is not an address"),
         (REMOTE + 'internal = false\npaths = "keep"\n', "remotes.team.paths", 4, "contradicts internal = false"),
         (REMOTE + 'unknown_licence = "warn"\n', "remotes.team.unknown_licence", 3, "did you mean 'unknown_license'?"),

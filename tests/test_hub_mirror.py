@@ -132,21 +132,6 @@ def test_a_mirror_that_holds_something_else_is_left_alone(hub: TestHub, tmp_path
     mirror.close()
 
 
-def test_a_folder_mirrors_the_hub(hub: TestHub, tmp_path: Path) -> None:
-    """The Hub as home: a folder gets claims, decisions and files that verify there."""
-    ann = remote(hub, tmp_path / "ann")
-    for seed in (1, 2):
-        publish(ann, tmp_path / str(seed), seed=seed)
-    mirror = DirectoryRemote(tmp_path / "mirror")
-    registry = open_registry(mirror, create=True)
-    for n in (1, 2):
-        deliver(ann, mirror, NAME, n, mirror_name="disk", registry=registry, scratch=tmp_path / "scratch")
-        assert mirror.read(layout.claim(NAME, n)) == ann.read(layout.claim(NAME, n))
-        for path, body in payload(n).items():
-            assert mirror.read(layout.version(NAME, n, path)) == body
-    ann.close()
-
-
 def test_tags_and_withdrawals_come_along(hub: TestHub, tmp_path: Path) -> None:
     """A tag that moves at home moves on the Hub, its Git tag with it; a withdrawal comes too; repeating is harmless."""
     home, mirror = home_with(tmp_path, 2), remote(hub, tmp_path / "ann")

@@ -294,11 +294,16 @@ def command(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str
 
 
 def test_people_use_it_like_any_remote(hub: TestHub, tmp_path: Path) -> None:
-    """push, ls, tag, pull, verify and show on hf://acme, by a publisher and by a colleague who may only read."""
+    """push, ls, tag, pull, verify and show on hf://acme, by a publisher and by a colleague who may only read.
+
+    The publisher's configuration names the Hub, and wins over an HF_ENDPOINT where nobody answers.
+    """
     folder = lora_adapter(tmp_path / "runs" / "sft")
     text = "---\nlicense: apache-2.0\nbase_model: example-org/tiny-base\nlibrary_name: peft\n---\n\n# tiny adapter\n"
     (folder / "README.md").write_text(text)
-    ann = environ(hub, tmp_path / "ann", WEIGHBRIDGE_REMOTE="hf://acme")
+    config = tmp_path / "weighbridge.toml"
+    config.write_text(f'[remotes.own]\nurl = "hf://acme"\nendpoint = "{hub.url}"\n')
+    ann = environ(hub, tmp_path / "ann", HF_ENDPOINT="http://127.0.0.1:9", WEIGHBRIDGE_CONFIG=str(config))
     done = command(ann, "push", str(folder), "--name", "tiny", "--json")
     assert done.returncode == 0, done.stderr
     pushed = json.loads(done.stdout)

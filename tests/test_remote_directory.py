@@ -14,6 +14,7 @@ from weighbridge.registry import disk, errors
 from weighbridge.registry.remotes.directory import DirectoryRemote, open_directory
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge_testlib.remote_conformance import SAMPLE, RemoteConformance, write
+from weighbridge_testlib.version_conformance import VersionConformance
 
 
 class TestDirectory(RemoteConformance):
@@ -26,6 +27,14 @@ class TestDirectory(RemoteConformance):
     def opener(self) -> Callable[[Path], Remote] | None:
         """Other processes open the same folder."""
         return DirectoryRemote
+
+
+class TestDirectoryVersions(VersionConformance):
+    """The flow finds on the directory remote what it needs of every remote."""
+
+    def open(self, place: Path) -> Remote:
+        """Open the folder."""
+        return DirectoryRemote(place)
 
 
 @pytest.fixture

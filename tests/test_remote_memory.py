@@ -5,10 +5,19 @@ from pathlib import Path
 from weighbridge.registry.remotes.memory import MemoryRemote, open_memory
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge_testlib.remote_conformance import RemoteConformance
+from weighbridge_testlib.version_conformance import VersionConformance
 
 
 class TestMemory(RemoteConformance):
     """The memory remote keeps the contract of all remotes."""
+
+    def open(self, place: Path) -> Remote:
+        """Open the shelf that belongs to a place."""
+        return open_memory(f"memory://{place}")
+
+
+class TestMemoryVersions(VersionConformance):
+    """The flow finds on the memory remote what it needs of every remote."""
 
     def open(self, place: Path) -> Remote:
         """Open the shelf that belongs to a place."""

@@ -12,6 +12,7 @@ from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import seaweed as servers
 from weighbridge_testlib.remote_conformance import RemoteConformance
 from weighbridge_testlib.seaweed import Server
+from weighbridge_testlib.version_conformance import VersionConformance
 
 
 class TestSeaweed(RemoteConformance):
@@ -59,6 +60,19 @@ class TestJuicefs(RemoteConformance):
     test_of_racing_threads_one_wins = None  # type: ignore[assignment]
     test_of_racing_processes_one_wins = None  # type: ignore[assignment]
     test_of_racing_uploads_one_wins = None  # type: ignore[assignment]
+
+
+class TestSeaweedVersions(VersionConformance):
+    """The flow finds on a bucket what it needs of every remote."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        servers.credentials(monkeypatch)
+        self.server = seaweed
+
+    def open(self, place: Path) -> Remote:
+        """Open the remote below the prefix that belongs to a place."""
+        return S3Remote(self.server.place(servers.prefix_of(place)))
 
 
 def test_nobody_pays_for_a_bucket_who_has_none(tmp_path: Path) -> None:

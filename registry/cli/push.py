@@ -27,6 +27,7 @@ from weighbridge.registry.flow.admit import Admission, admit
 from weighbridge.registry.flow.allowance import check_code
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.types import Owner, Receipt, RunFacts
 
 SCHEMA: Final = "weighbridge/push/1"
@@ -93,6 +94,9 @@ def push(
     untold: list[WeighbridgeError] = []
     opened = context.connect(chosen)
     try:
+        hub = commits.of(opened)
+        if hub is not None:
+            hub.ready(admission.size)
         owner = _writer()
         registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
         begun = time.monotonic()

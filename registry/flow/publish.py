@@ -194,7 +194,9 @@ def publish(
 def _tell(
     remote: Remote, registry: types.Registry, claimed: Claimed, untold: Untold, at: feed.Head | None = None
 ) -> None:
-    """Announce a committed version; that this fails makes nothing undone."""
+    """Announce a committed version; that this fails makes nothing undone. A commit has told everybody already."""
+    if remote.properties.commits:
+        return
     try:
         feed.announce(remote, registry, [version_entry(remote, claimed)], known=at)
     except errors.WeighbridgeError as error:
@@ -222,7 +224,9 @@ def version_entry(remote: Remote, claimed: Claimed) -> types.FeedEntry:
 def needs_telling(remote: Remote, claimed: Claimed) -> bool:
     """Return whether a version that was committed before may not be announced: its publisher can have died since.
 
-    Later, readers still find it: its claim was announced, and open claims are looked at.
+    Later, readers still find it: its claim was announced, and open claims are looked at. A commit tells of itself.
     """
+    if remote.properties.commits:
+        return False
     decided = remote.stat(layout.manifest(claimed.claim.name, claimed.claim.n)).modified
     return remote.now() - decided < UNTOLD

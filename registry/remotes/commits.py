@@ -112,6 +112,10 @@ class CommitRemote(Remote, Protocol):
         """Return the writer that is kept under a key (the content being published), or begin one for so many bytes."""
         ...
 
+    def ready(self, size: int) -> None:
+        """Get ready to send so many bytes, of whatever name. For a command, while it has one thread still."""
+        ...
+
     def edit(self, name: str, change: Change) -> str:
         """Make a commit of small files alone and return its id. Raises what `Writer.commit` raises."""
         ...

@@ -23,6 +23,7 @@ from weighbridge.registry.manifest import canonical
 from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing, Writer
 from weighbridge.registry.remotes.hub import locks, stages
+from weighbridge.registry.remotes.hub.child import Child, copied
 from weighbridge.registry.remotes.hub.client import Line, Patience
 from weighbridge.registry.remotes.hub.keys import Place, place_of
 from weighbridge.registry.remotes.hub.preflight import Limits, Preflight
@@ -80,6 +81,7 @@ class HubRemote:
         self._versions = Versions(self.line, self.repositories, self.ledger)
         self._writers: dict[tuple[str, str], ChildWriter | LocalWriter] = {}
         self._ledgers: dict[tuple[str, str], Ledger | None] = {}
+        self._spare: Child | None = None
         self._lock = threading.Lock()
         self._sleep = sleep
 
@@ -218,8 +220,11 @@ class HubRemote:
         """End all uploads."""
         with self._lock:
             writers, self._writers = self._writers, {}
+            spare, self._spare = self._spare, None
         for writer in writers.values():
             writer.close()
+        if spare is not None:
+            spare.end()
 
     # ------------------------------------------------------------------------------------------------- with its commits
 
@@ -278,14 +283,24 @@ class HubRemote:
         with self._lock:
             found = self._writers.get((name, key))
             if found is None:
-                if size <= self._inline and self._preflight.known_transport() == "lfs":
+                if self._from_here(size):
                     found = LocalWriter(self.line, repo)
                 else:
-                    found = ChildWriter(self.line, repo, lambda: self._preflight.transport(repo))
+                    spare, self._spare = self._spare, None
+                    found = ChildWriter(self.line, repo, lambda: self._preflight.transport(repo), spare)
                 self._writers[name, key] = found
         if isinstance(found, ChildWriter):
             found.begin()
         return found
+
+    def ready(self, size: int) -> None:
+        """Get ready to send so many bytes. For a command, while it has one thread still."""
+        with self._lock:
+            if self._spare is None and not self._from_here(size):
+                self._spare = copied()
+
+    def _from_here(self, size: int) -> bool:
+        return size <= self._inline and self._preflight.known_transport() == "lfs"
 
     def edit(self, name: str, change: Change) -> str:
         """Make a commit of small files alone and return its id."""

@@ -1,17 +1,18 @@
-"""The child process that uploads and commits: `python -m weighbridge.registry.remotes.hub.send`.
+"""What the child process does that uploads and commits (child.py): `python -m weighbridge.registry.remotes.hub.send`.
 
 The library's upload can hang for an hour, and its Rust part cannot be interrupted; a process can be ended. It is told
 what to do in JSON lines on its standard input and answers in JSON lines; when its input ends, so does it. The token
 comes that way too: neither the command line nor the environment shows it.
 """
 
+import importlib
 import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import tqdm
@@ -36,15 +37,20 @@ class _Counter:
         self._lock = threading.Lock()
 
     def attach(self) -> None:
-        """Listen to every progress bar of the library."""
+        """Listen to every progress bar of the library; none is drawn, but all are made."""
         counter = self
-        plain = tqdm.update
+        begin, plain = tqdm.__init__, tqdm.update
+
+        def unseen(bar: Any, *args: Any, **given: Any) -> None:
+            begin(bar, *args, **(given | {"disable": True}))
 
         def update(bar: Any, n: float | None = 1) -> Any:
             counter.moved(n or 0)
             return plain(bar, n)
 
-        tqdm.update = update
+        tqdm.__init__, tqdm.update = unseen, update
+        # The library has read by now whether this user wants to see bars; without any it reports to nobody.
+        importlib.import_module("huggingface_hub.utils.tqdm").HF_HUB_DISABLE_PROGRESS_BARS = False
 
     def moved(self, count: float = 0) -> None:
         """Take note of bytes, or of none: anything shows that it is alive."""
@@ -71,10 +77,8 @@ def carry_out(sender: Sender, order: dict[str, Any]) -> dict[str, Any]:
     return {"commit": sender.commit(change)}
 
 
-def main() -> None:
-    """Carry out orders until there are no more."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever the library prints is no answer
+def serve(orders: TextIO, out: TextIO) -> None:
+    """Carry out orders until there are no more, then end the process."""
     lock = threading.Lock()
 
     def say(line: dict[str, Any]) -> None:
@@ -82,8 +86,9 @@ def main() -> None:
             out.write(json.dumps(line, default=str) + "\n")
             out.flush()
 
-    orders: Any = iter(sys.stdin.readline, "")
-    first = json.loads(next(orders))
+    first = json.loads(orders.readline() or "null")
+    if first is None:
+        return  # nobody had anything to send
     patience = client.Patience(*first["patience"])
     client.install(patience._replace(answer=patience.commit))
     counter = _Counter(say)
@@ -101,7 +106,7 @@ def main() -> None:
     there = threading.Condition()
 
     def listen() -> None:
-        for line in orders:
+        while line := orders.readline():
             with there:
                 waiting.append(json.loads(line))
                 there.notify()
@@ -120,6 +125,13 @@ def main() -> None:
             found = error if isinstance(error, errors.WeighbridgeError) else None
             found = found or translate(error, order["what"], writes=order["do"] == "commit")
             say({"error": errors.describe(found), "kind": type(found).__name__})
+
+
+def main() -> None:
+    """Serve the standard input and output."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever the library prints is no answer
+    serve(sys.stdin, out)
 
 
 if __name__ == "__main__":

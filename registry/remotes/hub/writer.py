@@ -3,26 +3,22 @@
 import json
 import os
 import select
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
 
 from weighbridge.registry import errors
-from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.commits import Change, Sending
+from weighbridge.registry.remotes.hub import child
+from weighbridge.registry.remotes.hub.child import Child
 from weighbridge.registry.remotes.hub.client import Line
 from weighbridge.registry.remotes.hub.sender import Sender
 from weighbridge.registry.remotes.protocol import Progress
 
-_MODULE: Final = "weighbridge.registry.remotes.hub.send"
 _START: Final = 60.0
 """Seconds in which the child must have begun."""
 
@@ -93,30 +89,22 @@ _quiet: Final = _Quiet()
 class ChildWriter:
     """Writes to one repository through a child process, begun when it is first needed and again after it died."""
 
-    def __init__(self, line: Line, repo: str, transport: Callable[[], str]) -> None:
+    def __init__(self, line: Line, repo: str, transport: Callable[[], str], spare: Child | None = None) -> None:
+        """Take the repository, how files go there, and a child that waits for somebody's orders."""
         self._line = line
         self._repo = repo
         self._transport = transport
         self._sent: set[tuple[str, str]] = set()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child = spare
         self._buffer = b""
-        self._noise: IO[bytes] | None = None
         self._ready = False
 
     def begin(self) -> None:
         """Start the child now, so that it is ready when it is needed."""
-        if self._child is not None and self._child.poll() is None:
+        if self._child is not None and not self._child.ended():
             return
         self.close()
-        self._noise = tempfile.TemporaryFile(prefix="weighbridge-hub-")  # noqa: SIM115 - closed with the child
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._noise,
-            env=self._environ(),
-            start_new_session=True,
-        )
+        self._child = child.started(self._environ())
 
     def send(self, files: Sequence[Sending], base: str, progress: Progress | None = None) -> None:
         """Upload files. Raises StageDamagedError, and UnreachableError when no byte moves for too long."""
@@ -149,24 +137,10 @@ class ChildWriter:
 
     def close(self) -> None:
         """End the child, at once."""
-        child, self._child, self._buffer, self._ready = self._child, None, b"", False
+        ending, self._child, self._buffer, self._ready = self._child, None, b"", False
         self._sent.clear()
-        if child is not None:
-            if child.poll() is None:
-                try:
-                    os.killpg(child.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    child.kill()
-            for stream in (child.stdin, child.stdout):
-                if stream is not None:
-                    try:
-                        stream.close()
-                    except BrokenPipeError:
-                        continue
-            child.wait()
-        if self._noise is not None:
-            self._noise.close()
-            self._noise = None
+        if ending is not None:
+            ending.end()
 
     # ---------------------------------------------------------------------------------------------------- the dialogue
 
@@ -176,7 +150,7 @@ class ChildWriter:
         if self._line.offline:
             with self._line.speaking(what):
                 raise AssertionError  # never reached: speaking refuses
-        alive = self._child is not None and self._child.poll() is None
+        alive = self._child is not None and not self._child.ended()
         if order["do"] == "commit" and order["files"] and not alive:
             self.close()
             raise errors.RetryableError(what, why="the process that uploaded the files is gone", fix="repeat it")
@@ -219,18 +193,16 @@ class ChildWriter:
 
     def _tell(self, line: dict[str, Any]) -> None:
         assert self._child is not None
-        assert self._child.stdin is not None
         try:
-            self._child.stdin.write(json.dumps(line).encode() + b"\n")
-            self._child.stdin.flush()
+            self._child.orders.write(json.dumps(line).encode() + b"\n")
+            self._child.orders.flush()
         except BrokenPipeError:
             return  # what it had to say comes out when it is asked
 
     def _hear(self, what: str, limit: float, *, writes: bool) -> dict[str, Any]:
         """Return the next line of the child. Raises when it says nothing for so long, or has ended."""
         assert self._child is not None
-        assert self._child.stdout is not None
-        pipe = self._child.stdout.fileno()
+        pipe = self._child.answers.fileno()
         deadline = time.monotonic() + limit
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
@@ -244,7 +216,7 @@ class ChildWriter:
                 )
             chunk = os.read(pipe, 1 << 16)
             if not chunk:
-                words = self._last_words()
+                words = self._child.last_words()
                 self.close()
                 kind = errors.OutcomeUnknownError if writes else errors.RetryableError
                 raise kind(what, why=f"the process that uploads has ended: {words}", fix="repeat it")
@@ -253,21 +225,11 @@ class ChildWriter:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def _last_words(self) -> str:
-        if self._noise is None:
-            return "it said nothing"
-        size = self._noise.seek(0, os.SEEK_END)
-        self._noise.seek(max(0, size - 2000))
-        lines = [line for line in self._noise.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return shown(lines[-1][:300]) if lines else "it said nothing"
-
     def _environ(self) -> dict[str, str]:
         found = {key: value for key, value in (os.environ | dict(self._line.environ)).items() if key not in _HIDDEN}
         return found | {
             "HF_ENDPOINT": self._line.endpoint,
             "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "0",  # they are never seen, but they count the bytes
-            "TQDM_DISABLE": "1",
             "PYTHONSAFEPATH": "1",
         }
 

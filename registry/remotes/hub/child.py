@@ -1,0 +1,123 @@
+"""The process that uploads: a program of its own, or, while a command has one thread still, a copy of that command.
+
+The copy costs a tenth of the program, which has to load the library again. A process with several threads must not be
+copied, so the daemon starts the program.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping
+from signal import SIG_DFL, SIGINT, SIGKILL, signal
+from typing import IO, Final, NamedTuple
+
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.hub import send
+
+_PROGRAM: Final = "weighbridge.registry.remotes.hub.send"
+_TAIL: Final = 2000
+
+
+class Child(NamedTuple):
+    """A process that takes orders on one pipe and answers on another; `noise` is what it says besides."""
+
+    pid: int
+    orders: IO[bytes]
+    answers: IO[bytes]
+    noise: IO[bytes]
+    program: subprocess.Popen[bytes] | None = None
+    """Where it is a program of its own: who waits for it."""
+
+    def ended(self) -> bool:
+        """Tell whether it has ended."""
+        if self.program is not None:
+            return self.program.poll() is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def last_words(self) -> str:
+        """Return the last line that it said besides its answers."""
+        size = self.noise.seek(0, os.SEEK_END)
+        self.noise.seek(max(0, size - _TAIL))
+        lines = [line for line in self.noise.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        return shown(lines[-1][:300]) if lines else "it said nothing"
+
+    def end(self) -> None:
+        """End it and what it started, at once."""
+        if not self.ended():
+            try:
+                os.killpg(self.pid, SIGKILL)
+            except ProcessLookupError:
+                os.kill(self.pid, SIGKILL)  # it has not yet got a group of its own
+        for stream in (self.orders, self.answers, self.noise):
+            try:
+                stream.close()
+            except BrokenPipeError:
+                continue
+        if self.program is not None:
+            self.program.wait()
+            return
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            return
+
+
+def started(environ: Mapping[str, str]) -> Child:
+    """Start the program."""
+    noise = _noise()
+    program = subprocess.Popen(
+        [sys.executable, "-m", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=noise,
+        env=environ,
+        start_new_session=True,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    return Child(program.pid, program.stdin, program.stdout, noise, program)
+
+
+def copied() -> Child | None:
+    """Copy this process; None where it has several threads."""
+    if threading.active_count() > 1:
+        return None
+    noise = _noise()
+    to_read, orders = os.pipe()
+    answers, to_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(orders)
+            os.close(answers)
+            _become(to_read, to_write, noise.fileno())
+        finally:
+            os._exit(1)  # whatever happens: nothing of the command may go on twice
+    os.close(to_read)
+    os.close(to_write)
+    return Child(pid, os.fdopen(orders, "wb"), os.fdopen(answers, "rb"), noise)
+
+
+def _become(orders: int, answers: int, noise: int) -> None:
+    """Be the process that uploads, until there are no more orders."""
+    os.setsid()
+    signal(SIGINT, SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(noise, 1)
+    os.dup2(noise, 2)
+    try:
+        with os.fdopen(orders, encoding="utf-8") as source, os.fdopen(answers, "w", encoding="utf-8") as out:
+            send.serve(source, out)
+    except BaseException:  # noqa: BLE001 - its last words are read by the command
+        os.write(2, traceback.format_exc().encode())
+
+
+def _noise() -> IO[bytes]:
+    return tempfile.TemporaryFile(prefix="weighbridge-hub-")
