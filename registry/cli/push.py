@@ -118,6 +118,9 @@ def push(
     finally:
         opened.close()
     _tell(receipt, admission, time.monotonic() - begun, out)
+    called = _called(receipt)
+    if called != receipt.name:
+        out.talk(f"the repository of {receipt.name} is called {called} now: the version went there, under its name")
     fresh.published(chosen, receipt, untold, out)
 
 
@@ -259,6 +262,13 @@ def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -
         count = f"{_files(admission.files)}, {size(whole)} in {seconds:.1f} s"
         out.talk(f"{count}, {receipt.verified} on {receipt.remote}: {receipt.location}")
     out.say(f"{receipt.name}@v{receipt.n}")
+
+
+def _called(receipt: Receipt) -> str:
+    """Return what the place of a version is called: on the Hub somebody may have renamed it."""
+    if not receipt.location.startswith("hf://"):
+        return receipt.name
+    return receipt.location.rpartition("@")[0].rpartition("/")[2]
 
 
 def _files(files: Sequence[object]) -> str:

@@ -92,6 +92,10 @@ class CommitRemote(Remote, Protocol):
         """Return the standing of a name now, never from a cache; without `whole` no files and no card."""
         ...
 
+    def called(self, name: str) -> str:
+        """Return what the repository of a name is called: another name where somebody renamed it."""
+        ...
+
     def head(self, name: str) -> str | None:
         """Return the commit that the main branch stands at now; None where there is no repository."""
         ...
