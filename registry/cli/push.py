@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from weighbridge.adapters import layout, run_identity, sidecar
+from weighbridge.adapters import license as licences
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Allowed, Policy
@@ -26,6 +27,7 @@ from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.types import Owner, Receipt, RunFacts
 
 SCHEMA: Final = "weighbridge/push/1"
@@ -133,9 +135,9 @@ def _judge(
     *,
     values: int,
 ) -> tuple[Artifact, Admission, str]:
-    """Inspect the folder and ask the remote's rules; nothing is read from or written to the remote.
+    """Inspect the folder and ask the remote's rules; nothing of the registry is read, nothing is written.
 
-    `values` is as in `inspect`.
+    A Hub is asked about the base. `values` is as in `inspect`.
     """
     try:
         found = inspect(path, values=values)
@@ -165,8 +167,17 @@ def _judge(
         name=utf8(run_root.name),
         id=note.id or run_identity.identity(str(run_root), mounts.read_table(os.environ)),
     )
+    hub = commits.of(context.connect(chosen)) if chosen.url.startswith("hf://") else None
     admission = admit(
-        artifact, name=wanted, run=run, policy=policy, sidecar=note, run_root=run_root, host=socket.gethostname()
+        artifact,
+        name=wanted,
+        run=run,
+        policy=policy,
+        sidecar=note,
+        run_root=run_root,
+        host=socket.gethostname(),
+        caches=licences.cache_roots(os.environ),
+        ask=hub.model if hub is not None else None,
     )
     return artifact, admission, wanted
 

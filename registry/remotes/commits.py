@@ -160,6 +160,10 @@ class CommitRemote(Remote, Protocol):
         """Say in words how we may write there, asking about one name where there is any. Raises DeniedError."""
         ...
 
+    def model(self, repo: str, revision: str | None) -> types.ModelSeen | types.ModelUnseen:
+        """Return what is known there of any model, by its id and revision; raises nothing that the remote causes."""
+        ...
+
     def catalogue(self, known: Mapping[str, str]) -> "Listing":
         """Return the names of this remote, and the ledgers of those whose head is not the known one."""
         ...

@@ -26,6 +26,7 @@ from weighbridge.registry.remotes.hub import locks, stages
 from weighbridge.registry.remotes.hub.client import Line, Patience
 from weighbridge.registry.remotes.hub.discovery import PARALLEL, listing
 from weighbridge.registry.remotes.hub.keys import Place, place_of
+from weighbridge.registry.remotes.hub.models import Models
 from weighbridge.registry.remotes.hub.preflight import Limits, Preflight
 from weighbridge.registry.remotes.hub.repositories import Repositories
 from weighbridge.registry.remotes.hub.sender import GROUP
@@ -73,6 +74,7 @@ class HubRemote:
         """
         self.line = Line(endpoint, environ=environ, patience=patience, sleep=sleep)
         self.repositories = Repositories(self.line, owner)
+        self.models = Models(self.line)
         self.private = private
         self._owner = owner
         self._inline = inline
@@ -359,6 +361,10 @@ class HubRemote:
     def called(self, name: str) -> str:
         """Return what the repository of a name is called."""
         return self.repositories.called(name)
+
+    def model(self, repo: str, revision: str | None) -> types.ModelSeen | types.ModelUnseen:
+        """Return what the Hub says of any model, an adapter's base for one."""
+        return self.models.ask(repo, revision)
 
     def catalogue(self, known: Mapping[str, str]) -> Listing:
         """Return the names with their heads, and the ledgers that are news: one request, and one for each of those."""
