@@ -290,6 +290,8 @@ def _plain(error: BaseException, what: str, writes: bool) -> errors.WeighbridgeE
         return errors.StorageFullError(what, why=words, fix="free storage of the organisation, then repeat")
     if isinstance(error, FileNotFoundError) or "no such file" in lower:
         return errors.VanishedError(what, why=words, fix="stage it again")
+    if "too many open files" in lower:
+        return errors.RetryableError(what, why=words, fix=FEW_FILES)
     if isinstance(error, ValueError) and not number:
         return errors.IntegrityError(what, why=words, fix="repeat it; then upgrade huggingface_hub")
     if number == 404 and "token" in lower:
@@ -297,6 +299,7 @@ def _plain(error: BaseException, what: str, writes: bool) -> errors.WeighbridgeE
     return errors.RetryableError(what, why=words, fix="repeat it; where it goes on, set HF_HUB_DISABLE_XET=1")
 
 
+FEW_FILES: Final = "raise the limit of open files: ulimit -n 4096, LimitNOFILE=16384 in a unit; then repeat it"
 NO_XET: Final = "this Hub has no xet: set HF_HUB_DISABLE_XET=1"
 
 

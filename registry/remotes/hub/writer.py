@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import IO, Any, Final
 
 from huggingface_hub import constants
@@ -25,6 +26,9 @@ from weighbridge.registry.remotes.protocol import Progress
 _MODULE: Final = "weighbridge.registry.remotes.hub.send"
 _START: Final = 60.0
 """Seconds in which the child must have begun."""
+
+_END: Final = 5.0
+"""Seconds in which a child that has closed its output must have ended."""
 
 _KINDS: Final = {kind.__name__: kind for kind in errors.kinds()}
 _HIDDEN: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE")
@@ -244,22 +248,27 @@ class ChildWriter:
                 )
             chunk = os.read(pipe, 1 << 16)
             if not chunk:
-                words = self._last_words()
+                words, fix = self._last_words()
                 self.close()
                 kind = errors.OutcomeUnknownError if writes else errors.RetryableError
-                raise kind(what, why=f"the process that uploads has ended: {words}", fix="repeat it")
+                raise kind(what, why=f"the process that uploads has ended: {words}", fix=fix)
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def _last_words(self) -> str:
-        if self._noise is None:
-            return "it said nothing"
-        size = self._noise.seek(0, os.SEEK_END)
+    def _last_words(self) -> tuple[str, str]:
+        """Return what the child said last, or how it was ended, and what helps."""
+        assert self._child is not None
+        with suppress(subprocess.TimeoutExpired):  # its pipe is closed, so it is about to end
+            if self._child.wait(_END) == -signal.SIGKILL:
+                return "it was killed, as the kernel does where memory runs out", "give it more memory, then repeat it"
+        size = self._noise.seek(0, os.SEEK_END) if self._noise is not None else 0
+        if self._noise is None or not size:
+            return "it said nothing", "repeat it"
         self._noise.seek(max(0, size - 2000))
         lines = [line for line in self._noise.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return shown(lines[-1][:300]) if lines else "it said nothing"
+        return shown(lines[-1][:300]) if lines else "it said nothing", "repeat it"
 
     def _environ(self) -> dict[str, str]:
         found = {key: value for key, value in (os.environ | dict(self._line.environ)).items() if key not in _HIDDEN}
