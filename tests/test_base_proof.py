@@ -38,7 +38,9 @@ def base_at(folder: Path, *, name: str | None = "acme/base", seed: int = 0) -> P
 
 def seen(folder: Path, name: str = "acme/base", commit: str = COMMIT, **more: Any) -> ModelSeen:
     """Return what a Hub that holds this folder says of it."""
-    files = {p.name: (p.stat().st_size, sha256_file(p)) for p in folder.glob("*.safetensors")}
+    files: dict[str, tuple[int, str | None]] = {
+        p.name: (p.stat().st_size, sha256_file(p)) for p in folder.glob("*.safetensors")
+    }
     return ModelSeen(id=name, commit=commit, files=files, **more)
 
 
