@@ -86,18 +86,17 @@ class Deliveries:
             self._note(row, "diverged", f"{error.what}: {error.why}")
         except (errors.WithdrawnError, errors.MissingError) as error:
             self._note(row, "skipped", error.what)
-        except errors.RefusedError as error:
-            self._note(row, "blocked", f"{error.what} ({error.why})")
-        except (errors.UnreachableError, errors.DiskFullError, errors.DeniedError, errors.IntegrityError) as error:
+        except errors.WeighbridgeError as error:
+            why = f"{error.what} ({error.why})" if error.why else error.what
+            if not _passes(error):
+                self._note(row, "blocked", why)
+                return
             if isinstance(error, errors.UnreachableError):
                 self._homes.failed(remote, error)
             until = self._clock() + delay(error, row["attempts"], random.random())  # noqa: S311 - jitter
-            why = f"{error.what} ({error.why})" if error.why else error.what
             self._store.delivered(
                 remote, name, n, state="waiting", reason=why, until=until, attempts=row["attempts"] + 1
             )
-        except errors.WeighbridgeError as error:
-            self._note(row, "blocked", error.what)
         else:
             receipt = msgspec.json.encode(done).decode()
             self._store.delivered(remote, name, n, state="done", reason=None, until=None, receipt=receipt)
@@ -108,3 +107,11 @@ class Deliveries:
         _log.warning("a delivery ended", extra={"ref": f"{name}@v{n}", "mirror": remote, "state": state, "why": why})
         self._store.delivered(remote, name, n, state=state, reason=why, until=None)
         self._store.event(state, name=name, n=n, detail=f"{remote}: {why}")
+
+
+def _passes(error: errors.WeighbridgeError) -> bool:
+    """Tell whether another try can help: what passes by itself, or is mended without the daemon."""
+    if isinstance(error, errors.UsageError | errors.NotFoundError):
+        return "remote" in error.data  # how a remote is set up, or a repository that is not there for this token
+    kinds = errors.UnreachableError | errors.DiskFullError | errors.DeniedError | errors.IntegrityError
+    return isinstance(error, kinds) and not isinstance(error, errors.RefusedError)

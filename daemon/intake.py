@@ -31,6 +31,7 @@ from weighbridge.daemon.tagging import tag_best
 from weighbridge.registry import errors, findings, types
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Progress
 from weighbridge.registry.times import spelled
 
@@ -320,10 +321,20 @@ class Intake:
                 host=self._host,
                 extra=self._late(job),
                 caches=self._caches,
+                ask=self._hub(rule),
             )
         except errors.RefusedError as refused:
             refused.data["findings"] = offered(job, refused.data["findings"])
             raise
+
+    def _hub(self, rule: WatchRule) -> types.Models | None:
+        """Return how the Hub among a rule's remotes is asked about models; None where there is none."""
+        for name in (rule.home, *rule.mirrors):
+            if self._remotes[name].url.startswith("hf://"):
+                with suppress(errors.WeighbridgeError):  # it is told of where something is published there
+                    hub = commits.of(self._homes.get(name).remote)
+                    return hub.model if hub is not None else None
+        return None
 
     def policy(self, rule: WatchRule, path: str) -> Policy:
         """Return the strictest of what a rule's home and mirrors ask for, and what people allowed for a path."""

@@ -88,8 +88,8 @@ def status(
         "skipped": _skipped(store),
         "problems": [
             *(_finding(f) for f in (*extra, *_watch_findings(folders), *_remote_findings(settings, homes))),
-            *(problem for job in (*closed, *drifted) for problem in _problems(job)),
-            *(_trouble(job) for job in active if job.until is not None and job.error is not None),
+            *(problem for job in (*closed, *drifted) for problem in problems(job)),
+            *(held_up(job) for job in active if job.until is not None and job.error is not None),
             *(problem for merge in merging for problem in _merge_problems(merge)),
             *_damaged(store),
         ],
@@ -204,13 +204,15 @@ def _finding(finding: Finding, **more: Any) -> dict[str, Any]:
     return {"path": None, "name": None, "n": None, "since": None} | told | more
 
 
-def _problems(job: Job) -> list[dict[str, Any]]:
+def problems(job: Job) -> list[dict[str, Any]]:
+    """Return what `status` tells of a job that is blocked, and of drifted bytes of one that is done."""
     place = {"path": job.path, "name": job.name, "n": job.n, "since": spelled(job.updated_at), "state": job.state}
     wanted = job.findings_list if job.state != "done" else [f for f in job.findings_list if f.code == "source-drift"]
     return [_finding(f, **place) for f in wanted]
 
 
-def _trouble(job: Job) -> dict[str, Any]:
+def held_up(job: Job) -> dict[str, Any]:
+    """Return what `status` tells of a job that failed and waits for its next try."""
     described = msgspec.json.decode((job.error or "{}").encode())
     finding = Finding(
         code=str(described.get("code", "failed")),

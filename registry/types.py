@@ -4,6 +4,7 @@ Nothing here does anything. Field names are the on-disk contract (docs/formats.m
 that are not listed here, and whoever stores one keeps them.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -111,6 +112,31 @@ class BaseFacts(Value, frozen=True):
     content: str | None = None
     relation: str | None = None
     evidence: str | None = None
+
+
+class ModelSeen(Value, frozen=True):
+    """What a Hub, or a cache of it, says of a model now.
+
+    `gated` is how access to it is given where not everybody has it, `files` are sizes and, of stored objects, sha256,
+    `card` is the front matter of its card.
+    """
+
+    id: str
+    commit: str
+    gated: str | None = None
+    files: dict[str, tuple[int, str | None]] = {}
+    card: dict[str, Any] = {}
+
+
+class ModelUnseen(Value, frozen=True):
+    """Why nothing is said of a model: it is not there for us (`absent`), or nobody could be asked."""
+
+    why: str
+    absent: bool = False
+
+
+Models = Callable[[str, str | None], ModelSeen | ModelUnseen]
+"""Asks a Hub for a model by id and revision; raises nothing that a remote can cause."""
 
 
 class LicenseFacts(Value, frozen=True):

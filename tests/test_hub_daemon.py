@@ -2,82 +2,19 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from weighbridge.config.settings import DaemonSettings, RemoteSettings
-from weighbridge.daemon.deliveries import Deliveries
-from weighbridge.daemon.homes import Homes
-from weighbridge.daemon.intake import Intake
-from weighbridge.daemon.jobs import Runner, delay
+from weighbridge.daemon.jobs import delay
 from weighbridge.registry import errors
 from weighbridge.registry.flow import commit_publish
 from weighbridge.registry.flow.decision import committed
-from weighbridge.registry.remotes.directory import open_directory
-from weighbridge.registry.remotes.protocol import Remote
-from weighbridge.registry.types import Owner
-from weighbridge_testlib.bench import Bench
-from weighbridge_testlib.builders import card, lora_adapter
 from weighbridge_testlib.hub import Fault, TestHub, serve
+from weighbridge_testlib.hub.bench import HUB, HubBench, adapter, close_all
 from weighbridge_testlib.hub.rig import remote
 from weighbridge_testlib.hub.store import Repo
-
-HUB = RemoteSettings("hub", "hf://acme", internal=False, paths="rewrite", unknown_license="block")
-OPEN: list["HubBench"] = []
-
-
-class HubBench(Bench):
-    """A daemon's jobs whose remotes are a folder and the Hub."""
-
-    def __init__(
-        self, place: Path, connect: Callable[[], Remote], *, hub: RemoteSettings = HUB, **rule: object
-    ) -> None:
-        self._connect = connect
-        self._hub = hub
-        super().__init__(place, publish=("all",), **rule)
-        OPEN.append(self)
-
-    def open(self) -> None:
-        """Start as after a restart, with the Hub among the remotes."""
-        super().open()
-        self.remotes = {"team": RemoteSettings("team", str(self.place / "remote")), "hub": self._hub}
-        self.homes = Homes(
-            self.remotes,
-            self.catalog,
-            self.store,
-            connect=lambda r: self._connect() if r.name == "hub" else open_directory(r.url),
-        )
-        self.intake = Intake(
-            self.store, self.homes, {str(self.runs): self.rule}, self.remotes,
-            DaemonSettings(str(self.state), str(self.state / "s"), disk_reserve=0),
-            host="host", mountinfo="",
-            look=lambda _root, path: self.tree.look(path),
-            below=lambda _root, path: [p for p in self.tree.candidates if p.startswith(path + "/")],
-        )  # fmt: skip
-        owner = Owner(host="host", daemon=str(self.place))
-        self.runner = Runner(
-            self.store, self.homes, self.intake, owner, clock=lambda: time.time() + self.waited, chance=lambda: 1.0
-        )
-        self.deliveries = Deliveries(
-            self.store, self.homes, self.remotes, self.state / "scratch", clock=lambda: time.time() + self.waited
-        )
-
-    def deliver(self, rounds: int = 60) -> None:
-        """Carry deliveries until none can go on; waits are over at once."""
-        for _ in range(rounds):
-            if not self.deliveries.step():
-                if not self.store.deliveries("state = 'waiting'"):
-                    return
-                self.waited += 7200.0
-
-
-def adapter(bench: HubBench, run: str, seed: int) -> Path:
-    """Leave an adapter at rest in a run folder."""
-    folder = lora_adapter(bench.runs / "team" / run / "final", seed=seed)
-    (folder / "README.md").write_text(card())
-    return folder
 
 
 @pytest.fixture
@@ -86,10 +23,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
     monkeypatch.setattr(commit_publish, "LOOKS", (0.0,))
     with serve() as running:
         yield running
-        for bench in OPEN:
-            bench.homes.close()
-            bench.catalog.close()
-        OPEN.clear()
+        close_all()
 
 
 def repo_of(hub: TestHub, name: str = "team-run") -> Repo:

@@ -3,21 +3,30 @@
 The symptom on the plain client where it is cheap to show, and what ours does instead.
 """
 
-import json
+import os
+import resource
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 
-from weighbridge.registry import errors, layout
+from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.plan import Policy
+from weighbridge.registry import errors
 from weighbridge.registry.flow import commit_publish
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.remotes.hub import locks
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.preflight import Limits
+from weighbridge.registry.types import RunFacts
+from weighbridge_testlib.builders import lora_adapter
 from weighbridge_testlib.hub import Fault, TestHub, serve
 from weighbridge_testlib.hub import Limits as HubLimits
-from weighbridge_testlib.hub.killing import Killed, stored_twice
 from weighbridge_testlib.hub.rig import LFS, XET, environ, publish, remote, run
 from weighbridge_testlib.hub.store import Repo
 
@@ -244,6 +253,69 @@ def test_09_the_plain_client_fails_without_xet(tmp_path: Path) -> None:
         ann.close()
 
 
+FEW = """
+import json, resource, sys
+from huggingface_hub import HfApi
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+try:
+    api = HfApi()
+    api.create_repo("acme/plain")
+    api.upload_folder(repo_id="acme/plain", folder_path=sys.argv[1])
+    print(json.dumps("done"))
+except OSError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_10_too_few_descriptors_are_told_as_such(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain client ends with an I/O error; ours says which limit is to be raised, and goes on once it is."""
+    files = {f"w{n:02d}.safetensors": bytes([n]) * 70_000 for n in range(24)} | {"adapter_config.json": b"{}"}
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, body in files.items():
+        (folder / name).write_bytes(body)
+    assert "Too many open files" in run(FEW, environ(hub, tmp_path / "plain", **XET), str(folder))
+    tight = [True]
+
+    class Few(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            if tight[0]:
+                resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (16, 16))
+
+    monkeypatch.setattr("subprocess.Popen", Few)
+    ann = remote(hub, tmp_path / "ann", way="xet")
+    with pytest.raises(errors.UnreachableError) as caught:
+        publish(ann, tmp_path / "1", files=files)
+    assert "LimitNOFILE" in (caught.value.fix or ""), caught.value.why
+    tight[0] = False
+    assert publish(ann, tmp_path / "2", files=files).n == 1
+    ann.close()
+
+
+def test_10_an_upload_that_memory_ran_out_for_is_told_as_such(
+    hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel kills the child and nobody else: what happened is named, nothing is seen, the next try goes on."""
+    children: list[int] = []
+
+    class Known(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            children.append(self.pid)
+
+    monkeypatch.setattr("subprocess.Popen", Known)
+    ann = remote(hub, tmp_path / "ann", way="child")
+    hub.watch = lambda _, line: os.kill(children.pop(), signal.SIGKILL) if "/_storage" in line and children else None
+    with pytest.raises(errors.RetryableError, match="cannot upload") as caught:
+        publish(ann, tmp_path / "1")
+    assert "memory" in (caught.value.why or "")
+    assert titles(hub) == ["initial commit"]
+    hub.watch = lambda _when, _line: None
+    assert publish(ann, tmp_path / "2").n == 1
+    ann.close()
+
+
 def test_14_a_lock_that_cannot_be_had_stops_nobody(tmp_path: Path) -> None:
     """On a file system without locks, or where nothing can be written, commits are guarded all the same."""
     (tmp_path / "file").write_text("in the way")
@@ -265,11 +337,31 @@ def test_15_a_token_that_may_not_create_still_writes(hub: TestHub, tmp_path: Pat
     fine.close()
 
 
-def test_16_links_are_resolved_before_anything_is_sent(hub: TestHub, tmp_path: Path) -> None:
-    """The plain client skips links to folders without a word; a bundle holds files only, each with its bytes."""
+def test_16_links_are_resolved_and_what_is_left_out_is_told(hub: TestHub, tmp_path: Path) -> None:
+    """The plain client skips links to folders and links to nothing without a word; ours follows, tells or refuses."""
+    shared, folder = tmp_path / "shared", tmp_path / "run"
+    lora_adapter(shared / "weights")
+    (shared / "logs").mkdir()
+    (shared / "logs" / "scores.json").write_text("{}")
+    folder.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors", "README.md"):
+        (folder / name).symlink_to(shared / "weights" / name)
+    (folder / "scores").symlink_to(shared / "logs", target_is_directory=True)
+    (folder / "notes.txt").symlink_to(tmp_path / "gone.txt")
+    plain = HfApi(endpoint=hub.url, token="hf_ann")
+    plain.create_repo("acme/plain")
+    plain.upload_folder(repo_id="acme/plain", folder_path=folder, allow_patterns=["*.json", "*.txt"])
+    assert sorted(hub.store.get("acme/plain").at()) == [".gitattributes", "adapter_config.json"], "nobody was told"
+    (artifact,) = inspect(folder).artifacts
+    taken = admit(artifact, name=NAME, run=RunFacts(project="p", name="r", id="1"), policy=Policy())
+    assert {one.path for one in taken.facts.left_out} == {"notes.txt", "scores/scores.json"}
     ann = remote(hub, tmp_path / "ann")
-    publish(ann, tmp_path / "run", files={"adapter_config.json": b"{}", "sub/deep/w.safetensors": b"w" * 3000})
-    assert repo_of(hub).at()["sub/deep/w.safetensors"].size == 3000
+    bodies = {file.path: Path(file.source).read_bytes() for file in taken.files}
+    publish(ann, tmp_path / "stage", files=bodies)
+    assert hub.store.body(repo_of(hub).at()["adapter_model.safetensors"]) == bodies["adapter_model.safetensors"]
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").symlink_to(tmp_path / "gone.safetensors")
+    assert inspect(folder).outcome == "refuse", "a weight that is a link to nothing"
     ann.close()
 
 
@@ -315,101 +407,4 @@ def test_21_a_version_is_never_skipped_because_another_is_on_its_way(hub: TestHu
     for thread in threads:
         thread.join()
     assert sorted(landed) == [1, 2, 3]
-    ann.close()
-
-
-# ------------------------------------------------------------------------------------------------------------ kill -9
-
-
-@pytest.mark.parametrize(
-    ("way", "on", "at", "when"),
-    [
-        ("lfs", "PUT /_storage", 2, "before"),
-        ("child", "PUT /_storage", 2, "before"),
-        ("lfs", "POST /api/models/acme/medical-sft/commit", 1, "before"),
-        ("child", "POST /api/models/acme/medical-sft/commit", 1, "after"),
-        ("lfs", "POST /api/models/acme/medical-sft/tag", 1, "before"),
-        ("xet", "POST /api/models/acme/medical-sft/commit", 1, "before"),
-        ("xet", "POST /api/models/acme/medical-sft/commit", 1, "after"),
-    ],
-)
-def test_a_publisher_that_is_killed_is_taken_up_again(
-    hub: TestHub, tmp_path: Path, *, way: str, on: str, at: int, when: str
-) -> None:
-    """Killed at any request, the next run ends with one commit and one tag, and sends nothing that was confirmed."""
-    job = Killed(hub, environ(hub, tmp_path / "ann"), tmp_path / "run", (3000, 70_000), way=way)
-    died, _ = job.run(at=at, when=when, on=on)
-    assert died
-    xorbs = hub.count("xorb")
-    died, said = job.run()
-    assert (died, said) == (False, "1")
-    assert titles(hub) == [f"{NAME} v1", "initial commit"]
-    assert repo_of(hub).tags == {"v1": repo_of(hub).head.oid}
-    assert hub.store.body(repo_of(hub).at()["w1.safetensors"]) == b"B" * 70_000
-    assert stored_twice(hub) == {}
-    if way == "xet":
-        assert hub.count("xorb") == xorbs
-
-
-def test_the_uploading_child_ends_with_its_parent(hub: TestHub, tmp_path: Path) -> None:
-    """When the publisher is killed in the middle of an upload, nothing of it goes on behind its back."""
-    hub.faults.add(Fault("lfs-put", "stall", seconds=0.5))
-    job = Killed(hub, environ(hub, tmp_path / "ann"), tmp_path / "run", (70_000, 70_001), way="child")
-    job.run(at=1, when="before", on="PUT /_storage")
-    hub.wait(0.6)
-    before = len(hub.seen)
-    hub.wait(0.5)
-    assert len(hub.seen) == before
-    assert hub.count("commit") == 0
-
-
-# --------------------------------------------------------------------------------------------------------------- status
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind", "code"),
-    [
-        (Fault("info", status=401, times=99), errors.DeniedError, 4),
-        (Fault("commit", status=403, times=99), errors.DeniedError, 4),
-        (Fault("commit", status=403, times=99, message="storage limit"), errors.StorageFullError, 1),
-        (Fault("commit", status=413, times=99), errors.RefusedError, 5),
-        (Fault("lfs-batch", status=413, times=99), errors.RefusedError, 5),
-        (Fault("preupload", status=429, times=99), errors.QuotaError, 6),
-        (Fault("commit", status=503, times=99), errors.OutcomeUnknownError, 6),
-        (Fault("refs", status=500, times=99), errors.RetryableError, 6),
-        (Fault("info", "cut", times=99), errors.RetryableError, 6),
-        (Fault("tag", status=500, times=99), errors.OutcomeUnknownError, 6),
-    ],
-    ids=lambda value: value.on + str(value.status) if isinstance(value, Fault) else "",
-)
-def test_every_failure_has_its_words_and_exit_code(
-    hub: TestHub, tmp_path: Path, fault: Fault, kind: type[errors.WeighbridgeError], code: int
-) -> None:
-    """What, why and fix, the documented exit code, and only as many requests as can help."""
-    ann = remote(hub, tmp_path / "ann")
-    if fault.on in {"refs", "tag"}:
-        publish(ann, tmp_path / "first", seed=9)
-        hub.seen.clear()
-    hub.faults.add(fault)
-    with pytest.raises(kind) as caught:
-        publish(ann, tmp_path / "run")
-    assert type(caught.value) is kind
-    assert caught.value.exit_code == code
-    assert caught.value.why
-    assert caught.value.fix
-    assert len(hub.asked(fault.on)) <= 5 * (1 + (fault.on == "info"))
-    if fault.on == "commit" and fault.status == 403:
-        assert hub.count("commit") <= 2
-    hub.faults.clear()
-    assert publish(ann, tmp_path / "again").content
-    ann.close()
-
-
-def test_a_lost_answer_to_a_tag_or_a_new_repository_is_looked_up(hub: TestHub, tmp_path: Path) -> None:
-    """Both are looked for before anything is repeated."""
-    ann = remote(hub, tmp_path / "ann")
-    hub.faults.add(Fault("create", "lose", status=504), Fault("tag", "lose", status=0))
-    assert publish(ann, tmp_path / "run").n == 1
-    assert (hub.count("create"), hub.count("tag")) == (1, 1)
-    assert json.loads(ann.read(layout.manifest(NAME, 1)))["content"]
     ann.close()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from weighbridge.registry import errors, layout
@@ -26,7 +25,7 @@ from weighbridge_testlib.hub import Fault, TestHub, serve
 from weighbridge_testlib.hub.rig import environ, publish, remote, run
 from weighbridge_testlib.hub.store import Repo
 from weighbridge_testlib.publishing import OWNER, candidate
-from weighbridge_testlib.shelf import facts, payload
+from weighbridge_testlib.shelf import payload
 
 NAME = "medical-sft"
 MIB = 1 << 20
@@ -322,82 +321,6 @@ def test_the_scope_is_checked_first(hub: TestHub, tmp_path: Path, token: str | N
     assert caught.value.fix
     assert [hub.count(kind) for kind in ("preupload", "lfs-batch", "commit")] == [0, 0, 0]
     who.close()
-
-
-# --------------------------------------------------------------------------------------- repositories that are there
-
-
-def test_a_foreign_repository_is_adopted_only_when_asked(hub: TestHub, tmp_path: Path) -> None:
-    """Files of somebody else are not touched unasked; then its history, settings and words stay, and numbers go on."""
-    files = {"model.safetensors": b"theirs", "README.md": b"---\nlicense: mit\n---\n# Ours since 2024\n"}
-    repo = by_hand(hub, {"README.md": files["README.md"], "config.json": b"{}"})
-    repo.tags |= {"v1": repo.head.oid, "v3": repo.head.oid, "release": repo.head.oid}
-    repo.private, repo.gated = False, "manual"
-    before = repo.head.oid
-    ann = remote(hub, tmp_path / "ann")
-    with pytest.raises(errors.NameTakenError, match="somebody else") as caught:
-        publish(ann, tmp_path / "run", render=_card)
-    assert "--adopt" in (caught.value.fix or "")
-    assert repo.head.oid == before
-    receipt = publish(ann, tmp_path / "run", adopt=True, render=_card)
-    assert receipt.n == 4
-    assert before in [c.oid for c in repo.history("main")]
-    assert (repo.private, repo.gated) == (False, "manual")
-    assert b"# Ours since 2024" in hub.store.body(repo.at()["README.md"])
-    assert "config.json" not in repo.at()
-    assert "config.json" in repo.at("v1")
-    assert publish(ann, tmp_path / "next", seed=2, render=_card).n == 5
-    ann.close()
-
-
-def test_an_empty_repository_made_by_hand_is_simply_used(hub: TestHub, tmp_path: Path) -> None:
-    """Somebody made the repository, public and with a card: it keeps both."""
-    by_hand(hub, {"README.md": b"# Soon here\n"})
-    ann = remote(hub, tmp_path / "ann")
-    assert publish(ann, tmp_path / "run", render=_card).n == 1
-    assert not repo_of(hub).private
-    assert b"# Soon here" in hub.store.body(repo_of(hub).at()["README.md"])
-    ann.close()
-
-
-def test_repositories_are_public_only_where_the_rule_says_so(hub: TestHub, tmp_path: Path) -> None:
-    """Private unless the remote's settings say otherwise."""
-    ann = remote(hub, tmp_path / "ann", private=False)
-    publish(ann, tmp_path / "run")
-    assert not repo_of(hub).private
-    ann.close()
-
-
-def test_a_renamed_repository_and_another_spelling_are_named(hub: TestHub, tmp_path: Path) -> None:
-    """The Hub redirects old names and ignores case; a version's name must be its own, so both are refused."""
-    ann = remote(hub, tmp_path / "ann")
-    publish(ann, tmp_path / "run")
-    with pytest.raises(errors.NameTakenError, match=NAME):
-        publish(ann, tmp_path / "2", "Medical-SFT", seed=2)
-    hub.store.move("model", f"acme/{NAME}", "acme/elsewhere", hub.store.tokens["hf_ann"])
-    with pytest.raises(errors.NotFoundError, match="renamed to acme/elsewhere"):
-        publish(ann, tmp_path / "2", seed=2)
-    ann.close()
-
-
-def test_a_name_has_one_kind_one_run_and_one_home(hub: TestHub, tmp_path: Path) -> None:
-    """A second kind, a second run without sharing, and the versions of another registry are refused."""
-    ann = remote(hub, tmp_path / "ann")
-    registry = open_registry(ann, create=True)
-    publish(ann, tmp_path / "1")
-    made = candidate(ann, tmp_path / "2", seed=2, about=msgspec.structs.replace(facts(step=2), kind="model"))
-    with pytest.raises(errors.NameTakenError, match="holds adapter versions"):
-        flow_publish(ann, "hub", registry, made, OWNER, render=_plain)
-    about = facts(step=3)
-    run_facts = msgspec.structs.replace(about.provenance.run, id="another-run")
-    about = msgspec.structs.replace(about, provenance=msgspec.structs.replace(about.provenance, run=run_facts))
-    made = candidate(ann, tmp_path / "3", seed=3, about=about)
-    with pytest.raises(errors.NameTakenError, match="belongs to the run"):
-        flow_publish(ann, "hub", registry, made, OWNER, render=_plain, share=False)
-    other = msgspec.structs.replace(registry, registry="00000000-0000-0000-0000-000000000000")
-    with pytest.raises(errors.NameTakenError, match="another registry"):
-        flow_publish(ann, "hub", other, made, OWNER, render=_plain)
-    ann.close()
 
 
 # ------------------------------------------------------------------------------------------- tags, notes, withdrawals

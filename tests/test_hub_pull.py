@@ -23,6 +23,7 @@ from weighbridge.registry.remotes.ledger import LEDGER_FILE
 from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib.builders import lora_adapter
 from weighbridge_testlib.hub import Fault, TestHub, serve
+from weighbridge_testlib.hub import Limits as HubLimits
 from weighbridge_testlib.hub.rig import environ, publish, remote, run
 from weighbridge_testlib.hub.store import Repo
 
@@ -268,6 +269,47 @@ def test_an_organisation_is_listed_with_few_requests(
     assert resolve(ben, catalog, "b").n == 1
     with pytest.raises(errors.UsageError, match="nothing to rebuild"):
         rebuild(ben, registry)
+    catalog.close()
+
+
+def test_an_organisation_of_two_hundred_costs_a_request_for_each_name_of_ours(
+    hub: TestHub, ann: HubRemote, ben: HubRemote, tmp_path: Path
+) -> None:
+    """Two hundred repositories in pages of fifty: four requests, one more for each that holds versions; then four."""
+    publish(ann, tmp_path / "a", "other")
+    for number in range(198):
+        hub.store.create("model", "acme", f"foreign-{number}", hub.store.tokens["hf_ann"])
+    hub.store.limits = HubLimits(page=50)
+    catalog = Catalog.open(None, "r", durable=False)
+    for requests in (4 + 2, 4):
+        hub.seen.clear()
+        assert sync.sync(ben, catalog).problems == []
+        assert len(hub.seen) == requests
+        assert catalog.names() == [NAME, "other"]
+    catalog.close()
+
+
+def test_a_listing_that_uses_a_quota_up_goes_on_where_it_stopped(
+    hub: TestHub, ann: HubRemote, ben: HubRemote, tmp_path: Path
+) -> None:
+    """What was read is kept and told, what is known is not forgotten, and the next look reads the rest."""
+    for number in range(5):
+        publish(ann, tmp_path / str(number), f"m{number}")
+    catalog = Catalog.open(None, "r", durable=False)
+    quota = Fault("resolve", status=429, skip=3, times=99, headers={"Retry-After": "240"})
+    hub.faults.add(quota)
+    report = sync.sync(ben, catalog)
+    first = catalog.names()
+    assert 0 < len(first) < 6
+    assert "of 6 names were not read" in report.problems[0]
+    with pytest.raises(errors.QuotaError):
+        sync.sync(ben, catalog)
+    assert catalog.names() == first
+    hub.faults.clear()
+    hub.seen.clear()
+    assert sync.sync(ben, catalog).problems == []
+    assert len(catalog.names()) == 6
+    assert hub.count("resolve") == 6 - len(first)
     catalog.close()
 
 

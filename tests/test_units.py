@@ -101,6 +101,12 @@ def test_a_merge_that_runs_out_of_memory_does_not_stop_the_daemon(name: str) -> 
     assert "MemoryMax=4G" in service.splitlines()
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_uploads_may_hold_many_files_open(name: str) -> None:
+    """The default of 1024 descriptors is what uploads of many shards by xet run out of."""
+    assert "LimitNOFILE=16384" in install.template(name).splitlines()
+
+
 def test_the_system_unit_says_what_matters() -> None:
     """It is told when it is ready and alive, sees a read-only machine, and gives up after some failures."""
     text = install.template("weighbridge.service")

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from weighbridge.adapters import layout, run_identity, sidecar
+from weighbridge.adapters import license as licences
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Allowed, Policy
@@ -135,6 +136,9 @@ def push(
     finally:
         opened.close()
     _tell(receipt, admission, time.monotonic() - begun, out)
+    called = _called(receipt)
+    if called != receipt.name:
+        out.talk(f"the repository of {receipt.name} is called {called} now: the version went there, under its name")
     fresh.published(chosen, receipt, untold, out)
 
 
@@ -148,9 +152,9 @@ def _judge(
     values: int,
     ema: str,
 ) -> tuple[Artifact, Admission, str]:
-    """Inspect the folder and ask the remote's rules; nothing is read from or written to the remote.
+    """Inspect the folder and ask the remote's rules; nothing of the registry is read, nothing is written.
 
-    `values` is as in `inspect`.
+    A Hub is asked about the base. `values` is as in `inspect`.
     """
     try:
         found = inspect(path, values=values, prefer_averaged=ema == "prefer")
@@ -180,8 +184,17 @@ def _judge(
         name=utf8(run_root.name),
         id=note.id or run_identity.identity(str(run_root), mounts.read_table(os.environ)),
     )
+    hub = commits.of(context.connect(chosen)) if chosen.url.startswith("hf://") else None
     admission = admit(
-        artifact, name=wanted, run=run, policy=policy, sidecar=note, run_root=run_root, host=socket.gethostname()
+        artifact,
+        name=wanted,
+        run=run,
+        policy=policy,
+        sidecar=note,
+        run_root=run_root,
+        host=socket.gethostname(),
+        caches=licences.cache_roots(os.environ),
+        ask=hub.model if hub is not None else None,
     )
     return artifact, admission, wanted
 
@@ -310,6 +323,13 @@ def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -
         count = f"{_files(admission.files)}, {size(whole)} in {seconds:.1f} s"
         out.talk(f"{count}, {receipt.verified} on {receipt.remote}: {receipt.location}")
     out.say(f"{receipt.name}@v{receipt.n}")
+
+
+def _called(receipt: Receipt) -> str:
+    """Return what the place of a version is called: on the Hub somebody may have renamed it."""
+    if not receipt.location.startswith("hf://"):
+        return receipt.name
+    return receipt.location.rpartition("@")[0].rpartition("/")[2]
 
 
 def _files(files: Sequence[object]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from weighbridge.adapters import card_facts, code_files, parents, paths, provenance
+from weighbridge.adapters import card_facts, code_files, parents, paths, prove_base, provenance
 from weighbridge.adapters import license as licences
 from weighbridge.adapters.card_facts import CardFacts
 from weighbridge.adapters.extract_write import Content
@@ -21,12 +21,13 @@ from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import CARD_ROLE, JudgedFile, Policy
 from weighbridge.adapters.sidecar import Sidecar
 from weighbridge.adapters.whole import file_name_unsafe
-from weighbridge.registry import errors, findings
+from weighbridge.registry import errors, findings, frontmatter
 from weighbridge.registry.errors import utf8
 from weighbridge.registry.flow.convert import convert
 from weighbridge.registry.flow.sources import SourceFile
 from weighbridge.registry.flow.stage import Made
 from weighbridge.registry.hashing import CHUNK, tensor_digest
+from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.refs import path_fault
 from weighbridge.registry.types import (
     BaseFacts,
@@ -35,6 +36,8 @@ from weighbridge.registry.types import (
     LeftOut,
     LicenseFacts,
     LineageEdge,
+    Models,
+    ModelSeen,
     RunFacts,
     Value,
     WeightsFacts,
@@ -87,10 +90,12 @@ def admit(
     extra: Sequence[Finding] = (),
     caches: Sequence[Path] = (),
     lookup: licences.Lookup | None = None,
+    ask: Models | None = None,
 ) -> Admission:
     """Return what is published of an artifact under a name, by the strictest policy of its remotes.
 
-    `extra` are findings of the caller; `caches` and `lookup` may tell a base's licence. Raises NotFinishedError when a
+    `extra` are findings of the caller; `caches` and `lookup` may tell a base's licence, `caches` and `ask` which model
+    of the Hub a base is, and who may use it. Raises NotFinishedError when a
     finding says wait, RefusedError when one blocks (`data["findings"]` holds them), OSError when the folder is gone.
     """
     note = sidecar or Sidecar()
@@ -98,7 +103,12 @@ def admit(
     card = card_facts.read(_source(artifact, _card(artifact)) if _card(artifact) else root / card_facts.CARD)
     told = [_placed(one, artifact.relative) for one in artifact.findings if not one.code.startswith("license-")]
     told += [*note.findings, *extra]
-    base, why = _base(artifact, note, card)
+    base, why, tried = _base(artifact, note, card, caches, ask)
+    told += tried
+    if ask is not None and base.id is not None and is_repo_id(base.id):
+        seen, more = prove_base.standing(base, _within(artifact.config or ".", artifact.relative), ask)
+        told += more
+        lookup = lookup or (lambda *_: _stated_there(seen))
     licence = licences.find(
         root,
         None,
@@ -318,9 +328,11 @@ def _gate(artifact: Artifact, name: str, told: Sequence[Finding]) -> None:
     blocks = [f for f in told if f.severity == "block" and f not in waits]
     where = artifact.root
     if blocks:
-        raise errors.RefusedError(
-            f"{where} cannot be published as {name}", why=blocks[0].message, fix=blocks[0].fix, findings=blocks
-        )
+        why, fix = blocks[0].message, blocks[0].fix
+        unproven = next((f for f in told if f.code == "base-unproven"), None)
+        if unproven is not None and blocks[0].code in _PRIVATE:
+            why, fix = f"{why}; {unproven.message}", unproven.fix
+        raise errors.RefusedError(f"{where} cannot be published as {name}", why=why, fix=fix, findings=blocks)
     if waits:
         raise errors.NotFinishedError(
             f"{where} is not finished", why=waits[0].message, fix=waits[0].fix, findings=waits
@@ -334,8 +346,40 @@ def _gate(artifact: Artifact, name: str, told: Sequence[Finding]) -> None:
 # ----------------------------------------------------------------------------------------------------------- facts
 
 
-def _base(artifact: Artifact, note: Sidecar, card: CardFacts) -> tuple[BaseFacts, paths.Evidence | None]:
-    """Return the base and, where its name in the config is a path, what says which model that is."""
+def _stated_there(seen: ModelSeen | None) -> LicenseFacts | None:
+    """Return the licence that a model's card on the Hub declares."""
+    if seen is None or not seen.card.get("license"):
+        return None
+    fields = {k: v for k, v in seen.card.items() if k in {"license", "license_name", "license_link"}}
+    said = card_facts.parse(frontmatter.fenced(fields).encode())
+    if said.license is None or said.license.id == "unknown":
+        return None
+    return LicenseFacts(
+        id=said.license.id,
+        evidence=f"the card of {seen.id} on the Hub declares it, at {seen.commit[:12]}",
+        name=said.license.name,
+        link=said.license_link,
+    )
+
+
+def _base(
+    artifact: Artifact, note: Sidecar, card: CardFacts, caches: Sequence[Path], ask: Models | None
+) -> tuple[BaseFacts, paths.Evidence | None, list[Finding]]:
+    """Return the base, what says which model that is where its name is a path, and what was tried in vain for it."""
+    written = artifact.facts.get("base_model")
+    base, why = _named_base(artifact, note, card)
+    if base.id is not None or not isinstance(written, str) or not paths.is_local(written):
+        return base, why, []
+    proof = prove_base.prove(written, caches=caches, ask=ask)
+    if proof.evidence is None:
+        subject = _within(artifact.config or ".", artifact.relative)
+        return base, None, [prove_base.unproven(written, subject, proof.tried)]
+    found = proof.evidence
+    return msgspec.structs.replace(base, id=found.value, revision=found.revision, evidence=found.why), found, []
+
+
+def _named_base(artifact: Artifact, note: Sidecar, card: CardFacts) -> tuple[BaseFacts, paths.Evidence | None]:
+    """Return the base as sidecar, config, card and what lies beside them name it."""
     own = artifact.base
     relation = own.relation or ("adapter" if artifact.kind == "adapter" else None)
     if note.base:

@@ -4,6 +4,8 @@ Nothing is written: the claim becomes true with the commit (`commit_publish`).
 """
 
 import secrets
+import uuid
+from typing import Final
 
 from weighbridge.adapters import run_identity
 from weighbridge.registry import errors, layout, types
@@ -16,6 +18,9 @@ from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.commits import CommitRemote, Standing
 from weighbridge.registry.remotes.ledger import Told
 from weighbridge.registry.times import spelled
+
+_BY_NAME: Final = 5
+"""The version of a uuid that is made from a name."""
 
 
 def claim(
@@ -32,7 +37,8 @@ def claim(
 ) -> Claimed:
     """Return the claim of a content: that of the version that has it, or one that is to be committed with it.
 
-    `adopt` takes over a repository that holds files of somebody else. Raises NameTakenError, WithdrawnContentError.
+    `adopt` takes over a repository that holds files of somebody else, or that was this one's before the organisation
+    was renamed. Raises NameTakenError, WithdrawnContentError.
     """
     check_writer(registry)
     standing = remote.look(name, whole=False)
@@ -85,12 +91,20 @@ def _refuse_others(
                     foreign=found,
                 )
         return
-    if ledger.registry != registry.registry:
+    if ledger.name != name:
+        raise errors.NameTakenError(
+            f"the repository {name} holds the versions of {shown(ledger.name)}",
+            why="it was renamed, and versions keep their name",
+            fix=f"publish as {shown(ledger.name)}, or choose another name",
+        )
+    if ledger.registry != registry.registry and not (adopt and _from_an_address(ledger.registry)):
         raise errors.NameTakenError(
             f"{name} belongs to another registry",
             why=f"its versions come from registry {shown(ledger.registry)}, this one is {registry.registry}",
-            fix="publish to the home of the name, or choose another name",
-        )
+            fix="publish to the home of the name, or choose another name"
+            + ("; where only the organisation was renamed: registry push --adopt" if _from_an_address(ledger.registry)
+               else ""),
+        )  # fmt: skip
     first = next((told for told in ledger.versions if told.void is None), None)
     if first is None:
         return
@@ -109,6 +123,17 @@ def _refuse_others(
             fix="give this run another name, or share this one: share = true in the watch rule, push --share",
             run=first.row.run_id,
         )
+
+
+def _from_an_address(registry: str) -> bool:
+    """Tell whether a registry is a home on a Hub, whose uuid follows from its address and changes with it.
+
+    Others have a random one: a repository with their versions is a mirror, and stays theirs.
+    """
+    try:
+        return uuid.UUID(registry).version == _BY_NAME
+    except ValueError:
+        return False
 
 
 def _join(

@@ -279,6 +279,7 @@ def _plan(job: Job, standing: Standing) -> Plan:
     told_at = job.claimed.stored_at or ""
     text = _card(job, standing)
     before = standing.ledger or Ledger(name=claim.name, registry=claim.registry)
+    before = msgspec.structs.replace(before, registry=claim.registry)  # another one's only where it was adopted
     small = {path: job.rendered[path] for path in ("training.json", "manifest.dsse.json") if path in job.rendered} | {
         "README.md": text,
         "manifest.json": job.manifest.stored,
@@ -433,7 +434,7 @@ def receipt(
         n=claim.n,
         content=claim.content,
         manifest_sha256=manifest.digest,
-        location=f"{remote.url}/{claim.name}@{commit}",
+        location=f"{remote.url}/{remote.called(claim.name)}@{commit}",
         committed_at=claimed.stored_at or "",
         verified=max(set(verified.values()), key=["sha256-server", "sha256-read", "size"].index),
         files={file.path: file.sha256 for file in manifest.files},

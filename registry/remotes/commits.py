@@ -92,6 +92,10 @@ class CommitRemote(Remote, Protocol):
         """Return the standing of a name now, never from a cache; without `whole` no files and no card."""
         ...
 
+    def called(self, name: str) -> str:
+        """Return what the repository of a name is called: another name where somebody renamed it."""
+        ...
+
     def head(self, name: str) -> str | None:
         """Return the commit that the main branch stands at now; None where there is no repository."""
         ...
@@ -158,6 +162,10 @@ class CommitRemote(Remote, Protocol):
 
     def may_write(self, name: str | None) -> str:
         """Say in words how we may write there, asking about one name where there is any. Raises DeniedError."""
+        ...
+
+    def model(self, repo: str, revision: str | None) -> types.ModelSeen | types.ModelUnseen:
+        """Return what is known there of any model, by its id and revision; raises nothing that the remote causes."""
         ...
 
     def catalogue(self, known: Mapping[str, str]) -> "Listing":

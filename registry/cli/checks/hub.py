@@ -23,6 +23,10 @@ def check(opened: Remote, remote: RemoteSettings, *, write: bool, needed: bool) 
     names = hub.catalogue({}).heads
     taken = (time.monotonic() - began) * 1000
     yield Check(OK, name, f"{title} answers ({taken:.0f} ms), {len(names)} names")
+    renamed = [f"{one} in {hub.called(one)}" for one in sorted(names) if hub.called(one) != one]
+    if renamed:
+        words = f"{title} has repositories that were renamed: {', '.join(renamed[:5])}; their versions keep their names"
+        yield Check(OK, f"{name}-renamed", words)
     if write:
         yield _writing(hub, name, title, next(iter(names), None), needed=needed)
     skew = hub.now() - time.time()

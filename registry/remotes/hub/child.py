@@ -5,6 +5,7 @@ copied, so the daemon starts the program.
 """
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from weighbridge.registry.remotes.hub import send
 
 _PROGRAM: Final = "weighbridge.registry.remotes.hub.send"
 _TAIL: Final = 2000
+_END: Final = 5.0
+"""Seconds in which a child that has closed its output must have ended."""
 
 
 class Child(NamedTuple):
@@ -40,12 +43,25 @@ class Child(NamedTuple):
         except ChildProcessError:
             return True
 
-    def last_words(self) -> str:
-        """Return the last line that it said besides its answers."""
+    def last_words(self) -> tuple[str, str]:
+        """Return what it said last besides its answers, or how it was ended, and what helps."""
+        if self._killed():
+            return "it was killed, as the kernel does where memory runs out", "give it more memory, then repeat it"
         size = self.noise.seek(0, os.SEEK_END)
         self.noise.seek(max(0, size - _TAIL))
         lines = [line for line in self.noise.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return shown(lines[-1][:300]) if lines else "it said nothing"
+        return shown(lines[-1][:300]) if lines else "it said nothing", "repeat it"
+
+    def _killed(self) -> bool:
+        watch = os.pidfd_open(self.pid)
+        try:
+            select.select([watch], [], [], _END)  # its output is closed, so it is about to end
+        finally:
+            os.close(watch)
+        if self.program is not None:
+            return self.program.poll() == -SIGKILL
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_KILLED, SIGKILL)
 
     def end(self) -> None:
         """End it and what it started, at once."""

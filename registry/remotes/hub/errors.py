@@ -84,8 +84,13 @@ def of_response(response: httpx2.Response, what: str, *, writes: bool = False) -
     if words == "Access to this resource is disabled.":
         return errors.DeniedError(what, why=told, fix="ask the Hub's support why it was disabled", **data)
     if code == "RepoNotFound":
+        # Whoever mends the token or brings the repository back need not touch the daemon: it tries again.
         return errors.NotFoundError(
-            what, why="the repository is not there, or this token may not see it", fix=_LOGIN, **data
+            what,
+            why="the repository is not there, or this token may not see it",
+            fix=_LOGIN,
+            remote=response.url.host,
+            **data,
         )
     if code in {"RevisionNotFound", "EntryNotFound"}:
         return errors.MissingError(what, why=told, **data)
@@ -93,6 +98,7 @@ def of_response(response: httpx2.Response, what: str, *, writes: bool = False) -
 
 
 _LOGIN: Final = "check the name, and the token with: hf auth whoami"
+_BY_ITSELF: Final = "; the daemon does so by itself"
 _SCOPE: Final = "use a token with write access to the organisation: https://huggingface.co/settings/tokens"
 
 
@@ -133,11 +139,12 @@ def _limited(
     wait = float(after) if after.isdigit() else None
     if _COMMITS.search(words) and _RATE.search(words):
         data |= {"quota": "commits", "retry_after": wait or HOUR}
-        return errors.QuotaError(what, why=told, fix="nothing: it is repeated when the hour is over", **data)
+        fix = f"repeat it in about an hour{_BY_ITSELF}" if wait is None else f"repeat it in {wait:.0f} s{_BY_ITSELF}"
+        return errors.QuotaError(what, why=told, fix=fix, **data)
     if wait is None:
         wait = float(rate.reset_in_seconds) + 1 if rate is not None and rate.remaining == 0 else 60.0
     data |= {"quota": "requests", "retry_after": wait}
-    return errors.QuotaError(what, why=told, fix="nothing: it is repeated when the window is over", **data)
+    return errors.QuotaError(what, why=told, fix=f"repeat it in {wait:.0f} s{_BY_ITSELF}", **data)
 
 
 def _answered(response: httpx2.Response) -> str:
@@ -290,6 +297,8 @@ def _plain(error: BaseException, what: str, writes: bool) -> errors.WeighbridgeE
         return errors.StorageFullError(what, why=words, fix="free storage of the organisation, then repeat")
     if isinstance(error, FileNotFoundError) or "no such file" in lower:
         return errors.VanishedError(what, why=words, fix="stage it again")
+    if "too many open files" in lower:
+        return errors.RetryableError(what, why=words, fix=FEW_FILES)
     if isinstance(error, ValueError) and not number:
         return errors.IntegrityError(what, why=words, fix="repeat it; then upgrade huggingface_hub")
     if number == 404 and "token" in lower:
@@ -297,6 +306,7 @@ def _plain(error: BaseException, what: str, writes: bool) -> errors.WeighbridgeE
     return errors.RetryableError(what, why=words, fix="repeat it; where it goes on, set HF_HUB_DISABLE_XET=1")
 
 
+FEW_FILES: Final = "raise the limit of open files: ulimit -n 4096, LimitNOFILE=16384 in a unit; then repeat it"
 NO_XET: Final = "this Hub has no xet: set HF_HUB_DISABLE_XET=1"
 
 

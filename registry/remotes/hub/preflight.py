@@ -126,10 +126,11 @@ class Preflight:
         answer = self._line.ask(what, ask)
         if answer.status_code == 400:
             try:
-                told = "; ".join(str(one.get("message", one)) for one in answer.json().get("errors", []))
+                said = answer.json()
+                told = "; ".join(str(one.get("message", one)) for one in said.get("errors", [])) or said.get("error")
             except (ValueError, AttributeError):
                 told = answer.text
-            words = shown(told[:400]) or "the Hub refuses it"
+            words = shown(str(told or "")[:400]) or "the Hub refuses it"
             raise errors.RefusedError(
                 f"the Hub refuses the card of {repo}",
                 why=words,

@@ -25,7 +25,9 @@ from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing
 from weighbridge.registry.remotes.hub import locks, stages
 from weighbridge.registry.remotes.hub.child import Child, copied
 from weighbridge.registry.remotes.hub.client import Line, Patience
+from weighbridge.registry.remotes.hub.discovery import PARALLEL, listing
 from weighbridge.registry.remotes.hub.keys import Place, place_of
+from weighbridge.registry.remotes.hub.models import Models
 from weighbridge.registry.remotes.hub.preflight import Limits, Preflight
 from weighbridge.registry.remotes.hub.repositories import Repositories
 from weighbridge.registry.remotes.hub.sender import GROUP
@@ -36,7 +38,6 @@ from weighbridge.registry.remotes.ledger import LEDGER_FILE, Ledger, encode, par
 from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
 from weighbridge.registry.times import seconds, spelled
 
-PARALLEL: Final = 4
 ATTEMPTS: Final = 20
 """Commits of others between our look and our commit, after which somebody must be told."""
 
@@ -74,6 +75,7 @@ class HubRemote:
         """
         self.line = Line(endpoint, environ=environ, patience=patience, sleep=sleep)
         self.repositories = Repositories(self.line, owner)
+        self.models = Models(self.line)
         self.private = private
         self._owner = owner
         self._inline = inline
@@ -82,6 +84,7 @@ class HubRemote:
         self._writers: dict[tuple[str, str], ChildWriter | LocalWriter] = {}
         self._ledgers: dict[tuple[str, str], Ledger | None] = {}
         self._spare: Child | None = None
+        self._looked: set[str] = set()
         self._lock = threading.Lock()
         self._sleep = sleep
 
@@ -230,7 +233,7 @@ class HubRemote:
 
     def look(self, name: str, *, whole: bool = True) -> Standing:
         """Return the standing of a name now; without `whole` no files and no card."""
-        commit = self.repositories.head(name)
+        commit = self.head(name)
         if commit is None:
             return Standing(name=name, commit=None, files=[], ledger=None, tags={})
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="look") as pool:
@@ -253,7 +256,9 @@ class HubRemote:
 
     def head(self, name: str) -> str | None:
         """Return the commit that main stands at now; None where there is no repository."""
-        return self.repositories.head(name)
+        commit = self.repositories.head(name)
+        self._looked.add(name)
+        return commit
 
     def begin(self, name: str, *, exists: bool) -> None:
         """Make sure that we may write there, and make the repository where there is none."""
@@ -279,6 +284,8 @@ class HubRemote:
 
         A little by LFS is sent from here: each of its requests has a time limit, and starting a child costs more.
         """
+        if name not in self._looked:
+            self.head(name)  # it may have been renamed since it was planned
         repo = self.repositories.id(name)
         with self._lock:
             found = self._writers.get((name, key))
@@ -366,24 +373,17 @@ class HubRemote:
         way = self._preflight.transport(repo) if repo else self._preflight.known_transport() or "xet or LFS"
         return f"token role {role}, large files by {way}"
 
+    def called(self, name: str) -> str:
+        """Return what the repository of a name is called."""
+        return self.repositories.called(name)
+
+    def model(self, repo: str, revision: str | None) -> types.ModelSeen | types.ModelUnseen:
+        """Return what the Hub says of any model, an adapter's base for one."""
+        return self.models.ask(repo, revision)
+
     def catalogue(self, known: Mapping[str, str]) -> Listing:
         """Return the names with their heads, and the ledgers that are news: one request, and one for each of those."""
-        heads = self.repositories.all()
-        news = [name for name, commit in heads.items() if known.get(name) != commit]
-
-        def one(name: str) -> Ledger | str | None:
-            try:
-                return self._ledger_at(name, heads[name])
-            except (errors.IntegrityError, errors.MissingError) as error:
-                return f"{self.repositories.id(name)}: {error.what} ({error.why})"
-
-        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="catalogue") as pool:
-            answers = dict(zip(news, pool.map(one, news), strict=True))
-        return Listing(
-            heads=heads,
-            ledgers={name: answer for name, answer in answers.items() if isinstance(answer, Ledger)},
-            problems=[answer for answer in answers.values() if isinstance(answer, str)],
-        )
+        return listing(self.repositories, self._ledger_at, known)
 
     def ledger(self, name: str) -> Ledger | None:
         """Return the ledger at the head of main now; None where there is none."""

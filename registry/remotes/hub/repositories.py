@@ -49,17 +49,28 @@ class Repositories:
     def __init__(self, line: Line, owner: str) -> None:
         self.line = line
         self.owner = owner
+        self._called: dict[str, str] = {}
 
     def id(self, name: str) -> str:
-        """Return the repository of a name."""
-        return f"{self.owner}/{check_name(name)}"
+        """Return the repository of a name, as it is called now as far as that was seen."""
+        return f"{self.owner}/{self.called(name)}"
+
+    def called(self, name: str) -> str:
+        """Return what the repository of a name is called; its versions keep their name when somebody renames it."""
+        return self._called.get(name) or check_name(name)
+
+    def follow(self, name: str, called: str) -> None:
+        """Take note that the repository of a name was renamed within the organisation."""
+        self._called[name] = called
 
     # ------------------------------------------------------------------------------------------------------ reading
 
     def head(self, name: str) -> str | None:
         """Return the commit that main stands at now; None where there is no repository, or none we may see.
 
-        Raises NameTakenError for another spelling of the name, NotFoundError for a repository that was renamed.
+        A repository that was renamed is followed: the Hub redirects questions about the old name, and everything from
+        then on goes to the new one, because it need not redirect what writes. Raises NameTakenError for another
+        spelling of the name, NotFoundError for a repository that went to another owner.
         """
         repo = self.id(name)
         wait = self.line.patience.answer  # the library says "no limit" here where it is told nothing
@@ -70,22 +81,32 @@ class Repositories:
         except errors.MissingError:
             raise
         except errors.NotFoundError:
+            if self._called.pop(name, None) is not None:
+                return self.head(name)  # what it was called is gone: it may have its old name back
             return None
         if found.id != repo:
-            if found.id.casefold() == repo.casefold():
-                raise errors.NameTakenError(
-                    f"the name {name} is taken by {found.id.partition('/')[2]}",
-                    why="names are unique without case",
-                    fix=f"publish as {found.id.partition('/')[2]}, or choose another name",
-                )
-            raise errors.NotFoundError(
-                f"{repo} was renamed to {found.id}",
-                why="the Hub redirects the old name, but a name is part of every version",
-                fix=f"use the name {found.id.partition('/')[2]}, or rename the repository back",
-            )
+            self._redirected(name, repo, found.id)
         if not found.sha:
             raise errors.IntegrityError(f"{repo} has no head", why="the Hub names no commit of main")
         return found.sha
+
+    def _redirected(self, name: str, asked: str, answered: str) -> None:
+        """Follow a redirect to another name of the same owner."""
+        owner, _, called = answered.partition("/")
+        if answered.casefold() == asked.casefold():
+            raise errors.NameTakenError(
+                f"the name {name} is taken by {called}",
+                why="names are unique without case",
+                fix=f"publish as {called}, or choose another name",
+            )
+        if owner.casefold() != self.owner.casefold():
+            raise errors.NotFoundError(
+                f"{asked} is {answered} now",
+                why=f"the organisation was renamed, or the repository was given to {owner}: that is another remote",
+                fix=f'write url = "hf://{owner}" for this remote, or move the repository back',
+                remote=f"hf://{self.owner}",
+            )
+        self.follow(name, called)
 
     def refs(self, name: str) -> Refs:
         """Return the branches and tags of a repository."""

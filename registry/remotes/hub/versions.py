@@ -122,6 +122,12 @@ class Versions:
             found = self._identity(name, tagged)
             if found is None:
                 return None, None  # a tag from before our time
+            if found.name != name and found.n == n:
+                raise errors.NotFoundError(
+                    f"{self._repositories.id(name)} holds the versions of {found.name}",
+                    why="a version keeps its name when its repository is renamed",
+                    fix=f"use {found.name}@v{n}",
+                )
             if (found.name, found.n) != (name, n):
                 raise _meddled(found, f"the tag v{n} of {self._repositories.id(name)} was moved")
             return tagged, found

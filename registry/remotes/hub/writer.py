@@ -216,10 +216,10 @@ class ChildWriter:
                 )
             chunk = os.read(pipe, 1 << 16)
             if not chunk:
-                words = self._child.last_words()
+                words, fix = self._child.last_words()
                 self.close()
                 kind = errors.OutcomeUnknownError if writes else errors.RetryableError
-                raise kind(what, why=f"the process that uploads has ended: {words}", fix="repeat it")
+                raise kind(what, why=f"the process that uploads has ended: {words}", fix=fix)
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         found: dict[str, Any] = json.loads(line)

@@ -15,22 +15,23 @@ R = "/api/(?P<kind>models|datasets|spaces|kernels)/{ns}/{name}"
 
 
 def repo_of(hub: TestHub, request: Request, *, write: bool = False, content: bool = False) -> Repo:
-    """Return the repository that a request is about."""
+    """Return the repository that a request is about; questions about an old name are redirected, writes are not."""
     parts = request.parts
+    if request.method == "GET":
+        redirect(hub, request)
     return hub.store.find(
         KINDS[parts["kind"]], f"{parts['ns']}/{parts['name']}", request.token, write=write, content=content
     )
 
 
-def moved(hub: TestHub, request: Request) -> Answer | None:
-    """Return the redirect of a renamed repository, if it is one."""
+def redirect(hub: TestHub, request: Request) -> None:
+    """Raise Refused with the new address of a repository that was renamed; nothing where it was not."""
     parts = request.parts
     old = f"{parts['ns']}/{parts['name']}"
     new = hub.store.moved.get((KINDS[parts["kind"]], old.lower()))
-    if new is None:
-        return None
-    query = f"?{urlencode(request.query, doseq=True)}" if request.query else ""
-    return Answer(status=307, headers={"Location": request.path.replace(old, new, 1) + query})
+    if new is not None:
+        query = f"?{urlencode(request.query, doseq=True)}" if request.query else ""
+        raise Refused(307, None, "moved", headers={"Location": request.path.replace(old, new, 1) + query})
 
 
 # ------------------------------------------------------------------------------------------------------------ accounts
@@ -119,9 +120,6 @@ def settings(hub: TestHub, request: Request) -> Answer:
 @ROUTES.add("GET", f"{R}/revision/{{rev}}")
 def info(hub: TestHub, request: Request) -> Answer:
     """Describe a repository at a revision."""
-    redirect = moved(hub, request)
-    if redirect is not None:
-        return redirect
     repo = repo_of(hub, request)
     commit = repo.resolve(request.parts.get("rev") or "main")
     return Answer(described(hub, repo, commit, blobs=request.flag("blobs")))

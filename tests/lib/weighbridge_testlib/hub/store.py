@@ -289,6 +289,20 @@ class Store:
             repo.id = new
             self.repos[kind, new.lower()] = repo
 
+    def rename_owner(self, old: str, new: str) -> None:
+        """Rename an organisation: its members stay, and every repository redirects."""
+        with self.lock:
+            for orgs in self.users.values():
+                if old in orgs:
+                    orgs.remove(old)
+                    orgs.add(new)
+            for (kind, _), repo in [item for item in self.repos.items() if item[1].owner == old]:
+                fresh = f"{new}/{repo.id.partition('/')[2]}"
+                self.moved[kind, repo.id.lower()] = fresh
+                del self.repos[kind, repo.id.lower()]
+                repo.id = fresh
+                self.repos[kind, fresh.lower()] = repo
+
     def delete(self, kind: str, repo_id: str, token: Token | None) -> None:
         """Remove a repository."""
         self.find(kind, repo_id, token, write=True)
