@@ -47,7 +47,8 @@ def sides(
     facts = manifest.facts
     want = bases.wanted(facts.base, Path(merge.path), adapter)
     found = bases.find(want, home, folders=folders, caches=caches, scratch=scratch, roots=roots, moved=moved)
-    seen = look([adapter], found.path, dtype=merge.dtype, weigh=False)
+    # Memory is asked about where the merge is made, at the moment it begins.
+    seen = look([adapter], found.path, dtype=merge.dtype, weigh=False, here=False)
     one = Parent(ref=merge.ref, content=manifest.content, provenance=facts.provenance, base=facts.base)
     content, ref = found.content, found.ref
     if content is None and seen.base is not None and seen.planned is not None:

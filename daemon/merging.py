@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from weighbridge.adapters.merge import batch, start
+from weighbridge.adapters.merge.staging import Begun
 from weighbridge.config.settings import MergeSettings
 from weighbridge.daemon import merge_scratch
 from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
@@ -224,7 +225,7 @@ class Merging:
             return self._store.advance(merge, "merged", plan=stands.plan, **FRESH | known)
         merge_scratch.room(both.seen, self._scratch, self._reserve)
         begun = start.begin(both.seen, target, workers=self._executor(kind).workers)
-        assert isinstance(begun, start.Begun), "nobody else writes below our scratch"
+        assert isinstance(begun, Begun), "nobody else writes below our scratch"
         fresh = msgspec.structs.replace(merge, plan=begun.plan, tries=merge.tries + 1)
         batch.write_request(fresh.key, begun)
         return self._store.advance(

@@ -41,7 +41,7 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     DiskFullError and what else the disk gives.
     """
     stage = Path(request["stage"])
-    plan = msgspec.msgpack.decode((stage / PLAN).read_bytes(), type=Plan)
+    plan = msgspec.msgpack.decode((stage / request.get("file", PLAN)).read_bytes(), type=Plan)
     bundle = msgspec.msgpack.decode((stage / BUNDLE).read_bytes(), type=Bundle)
     identity, seed = request["plan"], request["plan"]
     out = stage / RESULT

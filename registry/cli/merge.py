@@ -14,7 +14,7 @@ import click
 from weighbridge.adapters import license  # noqa: A004 - the module is about licences
 from weighbridge.adapters.merge import start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
-from weighbridge.adapters.merge.start import Merged
+from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
 from weighbridge.adapters.plan import Policy
 from weighbridge.config.places import cache_dir

@@ -18,7 +18,7 @@ from weighbridge.adapters import license, provenance, sidecar  # noqa: A004 - th
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge.preview import Look
-from weighbridge.adapters.merge.start import Merged
+from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.plan import CARD_ROLE, Policy
 from weighbridge.registry import errors
 from weighbridge.registry.flow.admit import Admission, admit
