@@ -155,7 +155,8 @@ def _planned(
         sources.append(loaded[1])
     subject = f"base/{layout.MODEL_CONFIG}"
     placed = outside.place(model, read) if by_peft else place(model, read)
-    planned = plans.make(model, read, placed, tuple(sources), dtype=dtype, subject=subject)
+    dtypes = plans.kept_wide(model, dtype)
+    planned = plans.make(model, read, placed, tuple(sources), dtypes=dtypes, subject=subject)
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
