@@ -190,7 +190,7 @@ def _computed(begun: Begun, stage: Path, progress: worker.Tell | None) -> outsid
     configs = outside.Configs(Path(asked.base), tuple(Path(path) for path in asked.adapters))
     lacking = outside.short(asked.needed, available())
     if lacking is not None and not (stage / outside.RECORD).exists():
-        raise errors.RefusedError("the memory is short", why=lacking.message, fix=lacking.fix, findings=[lacking])
+        raise errors.NotFinishedError("there is no room in memory", why=lacking.message, fix=lacking.fix)
     with speaking(f"{stage} cannot be written"):
         computed = outside.compute(plan, stage, needed=asked.needed, configs=configs, progress=progress)
     if not asked.unchanged and not any(step.touched for step in computed.plan.steps):
