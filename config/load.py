@@ -72,6 +72,7 @@ WATCH_KEYS: Final[dict[str, Check]] = {
     "merge": values.choice(*MERGE),
     "merge_dtype": values.choice(*MERGE_DTYPES),
     "merge_retry": values.choice(*MERGE_RETRY),
+    "merge_fetch": values.flag,
     "ignore": values.patterns,
     "ema": values.choice(*EMA),
 }
@@ -100,6 +101,7 @@ MERGE_KEYS: Final[dict[str, Check]] = {
     "executor": values.choice(*EXECUTORS),
     "scratch": values.path,
     "bases": values.folders,
+    "fetch_max": values.positive_size,
 }
 SLURM_KEYS: Final[dict[str, Check]] = {
     "partition": values.slurm_word,

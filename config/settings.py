@@ -69,6 +69,8 @@ class WatchRule(NamedTuple):
     merge_dtype: str = "bf16"
     merge_retry: str = "never"
     """"fp32": a merge whose update `merge_dtype` cannot hold is made again in fp32."""
+    merge_fetch: bool = False
+    """Bases that are nowhere here are fetched from the Hub."""
     ignore: tuple[str, ...] = DEFAULT_IGNORE
     ema: str = "keep"
 
@@ -124,6 +126,8 @@ class MergeSettings(NamedTuple):
     """None: `merge` in the state folder."""
     bases: tuple[str, ...] = ()
     """Folders that hold base models, as `organisation/model` or `model`."""
+    fetch_max: int = 200 * GB
+    """Bytes of bases that were fetched from the Hub, all together."""
     slurm: SlurmSettings = SlurmSettings()
 
 

@@ -1,9 +1,9 @@
-"""Where the base of an adapter lies: what was recorded decides, and nothing is fetched from outside.
+"""Where the base of an adapter lies: what was recorded decides.
 
 Looked for in this order: the folder the adapter itself names, the folders of `[merge] bases`, the Hub caches, the home
-registry. A base whose content was recorded is that content or it is another one. What an adapter names is written by
-whoever trained it: it is read only where the configuration already lets us read, and a folder that has the last part of
-a name alone is not taken for a model that it says it is not.
+registry; and fetched from the Hub where the rule says so. A base whose content was recorded is that content or it is
+another one. What an adapter names is written by whoever trained it: it is read only where the configuration already
+lets us read, and a folder that has the last part of a name alone is not taken for a model that it says it is not.
 """
 
 import json
@@ -29,6 +29,10 @@ class Found(NamedTuple):
     path: Path
     ref: str | None = None
     content: str | None = None
+
+
+Fetch = Callable[[str, str | None], Path]
+"""Gets a model of the Hub, by its id and revision, into a folder."""
 
 
 class Wanted(NamedTuple):
@@ -64,14 +68,18 @@ def find(
     scratch: Path,
     roots: Sequence[Path] = (),
     moved: Callable[[int], None] = lambda _count: None,
+    fetch: Fetch | None = None,
 ) -> Found:
-    """Return the base; one that is only in the registry is pulled into `scratch`.
+    """Return the base; one that is only in the registry is pulled into `scratch`, `fetch` gets it from the Hub.
 
     `folders` are those of `[merge] bases`, `roots` the watched ones: a path that the adapter names must lie in one of
     them or in a Hub cache.
 
-    Raises NotFinishedError that names the base and what to do, and what a pull raises.
+    Raises NotFinishedError that names the base and what to do, RefusedError where no base is named, and what a pull
+    and `fetch` raise.
     """
+    if want.id is None and want.path is None and want.content is None:
+        raise _nameless()
     outside = want.path is not None and not _below(want.path, (*folders, *caches, *roots))
     if want.path is not None and not outside and Path(want.path, layout.MODEL_CONFIG).is_file():
         return Found(Path(want.path))
@@ -98,6 +106,8 @@ def find(
             progress=lambda _path, count: moved(count),
         )  # fmt: skip
         return Found(place, f"{name}@v{n}", str(row["content"]))
+    if fetch is not None and "/" in identity and is_repo_id(identity):
+        return Found(fetch(identity, want.revision))
     if outside:
         raise _outside(want)
     raise _missing(want, [*folders, *caches], others)
@@ -143,14 +153,18 @@ def _outside(want: Wanted) -> errors.NotFinishedError:
     )
 
 
+def _nameless() -> errors.RefusedError:
+    """Return the refusal of an adapter that names no base: however long we wait, a published version says no more."""
+    return errors.RefusedError(
+        "the adapter does not say which base it belongs to",
+        why="neither its config nor its card nor weighbridge.yaml names one, and a published version does not change",
+        fix="merge it by hand with registry merge --base; for the next version write 'base' into the run's "
+        "weighbridge.yaml",
+    )
+
+
 def _missing(want: Wanted, folders: Sequence[Path], others: Sequence[str]) -> errors.NotFinishedError:
     places = [str(folder) for folder in folders]
-    if want.id is None and want.path is None and want.content is None:
-        return errors.NotFinishedError(
-            "the adapter does not say which base it belongs to",
-            why="neither its config nor its card nor weighbridge.yaml names one",
-            fix="write 'base' into the run's weighbridge.yaml for the next version, or: registry merge --base",
-        )
     get = f"hf download {want.id}" + (f" --revision {want.revision}" if want.revision else "")
     fix = f"{get}, or name a folder that holds it in [merge] bases" if is_repo_id(want.id) else (
         "put it there, or name a folder that holds it in [merge] bases"
@@ -161,7 +175,7 @@ def _missing(want: Wanted, folders: Sequence[Path], others: Sequence[str]) -> er
             [
                 f"looked in {', '.join(places) or 'no folder'} and in the registry",
                 *others,
-                "nothing is fetched by itself",
+                "nothing is fetched by itself unless the rule says merge_fetch = true",
             ]
         ),
         fix=f"{fix}; it is looked for again every few minutes",

@@ -10,7 +10,7 @@ from typing import Final
 
 from weighbridge.adapters.merge import start
 from weighbridge.adapters.merge.preview import Look
-from weighbridge.adapters.merge.start import Merged
+from weighbridge.adapters.merge.staging import Merged
 from weighbridge.daemon.mergestore import ACTIVE, CLOSED, Merge, MergeStore
 from weighbridge.registry import disk, errors
 

@@ -36,18 +36,23 @@ def sides(
     scratch: Path,
     roots: Sequence[Path],
     moved: Callable[[int], None],
+    fetch: bases.Fetch | None = None,
 ) -> Sides:
     """Return both sides of a merge; the adapter is pulled, so that what is merged is what was published.
 
-    Raises NotFinishedError for a base that is not here, what a pull raises, WithdrawnError.
+    `fetch` gets a base from the Hub where the rule lets it. Raises NotFinishedError for a base that is not here,
+    RefusedError for an adapter that names none, what a pull raises, WithdrawnError.
     """
     manifest = checked_manifest(home.remote, merge.name, merge.n)
     # What lies in our scratch is ours: a folder that is not what was pulled there is pulled again.
     pull(home.remote, merge.name, merge.n, adapter, force=True, progress=lambda _path, count: moved(count))
     facts = manifest.facts
     want = bases.wanted(facts.base, Path(merge.path), adapter)
-    found = bases.find(want, home, folders=folders, caches=caches, scratch=scratch, roots=roots, moved=moved)
-    seen = look([adapter], found.path, dtype=merge.dtype, weigh=False)
+    found = bases.find(
+        want, home, folders=folders, caches=caches, scratch=scratch, roots=roots, moved=moved, fetch=fetch
+    )
+    # Memory is asked about where the merge is made, at the moment it begins.
+    seen = look([adapter], found.path, dtype=merge.dtype, weigh=False, here=False)
     one = Parent(ref=merge.ref, content=manifest.content, provenance=facts.provenance, base=facts.base)
     content, ref = found.content, found.ref
     if content is None and seen.base is not None and seen.planned is not None:

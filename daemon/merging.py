@@ -8,12 +8,12 @@ result is a job like any other (`jobs.Runner`): staged, sealed, claimed under th
 """
 
 import logging
-import random
+import os
 import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,18 +21,20 @@ from typing import Final
 import msgspec
 
 from weighbridge.adapters.merge import batch, start
+from weighbridge.adapters.merge.staging import Begun
 from weighbridge.config.settings import MergeSettings
 from weighbridge.daemon import merge_scratch
 from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
 from weighbridge.daemon.homes import Homes
-from weighbridge.daemon.jobs import CutOffError, delay
+from weighbridge.daemon.jobs import CutOffError
 from weighbridge.daemon.jobstore import FRESH, JobStore
 from weighbridge.daemon.merge_jobs import give_up
+from weighbridge.daemon.merge_setbacks import Setbacks, words_of
 from weighbridge.daemon.merge_sides import Sides, made_before, sides
 from weighbridge.daemon.mergestore import ACTIVE, CLOSED, Merge, MergeStore
-from weighbridge.daemon.records import encode
 from weighbridge.registry import control, errors, findings
-from weighbridge.registry.flow import merged
+from weighbridge.registry.flow import hub_base, merged
+from weighbridge.registry.flow.hub_base import Hub
 from weighbridge.registry.types import Finding
 
 SCRATCH: Final = "merge"
@@ -41,8 +43,8 @@ SCRATCH: Final = "merge"
 PART: Final = "merged"
 """The part of a job that publishes a merged model."""
 
-BARREN_MAX: Final = 3
-"""Tries in a row that finished no file after which somebody has to look; one that the daemon did not survive counts."""
+HUB: Final = "hub"
+"""Where bases lie that were fetched from the Hub, inside the scratch folder."""
 
 _IDLE: Final = 60.0
 _DIED: Final = (
@@ -67,10 +69,15 @@ class Merging:
         reserve: int = 0,
         caches: Sequence[Path] = (),
         roots: Sequence[Path] = (),
+        fetching: Collection[str] = (),
+        open_hub: Callable[[], Hub] = lambda: hub_base.open_hub(os.environ),
         wake_workers: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take the parts; `caches` are Hub caches, `roots` the watched folders: bases may lie in both."""
+        """Take the parts; `caches` are Hub caches, `roots` the watched folders: bases may lie in both.
+
+        `fetching` are those of the roots whose rule lets bases be fetched, with what `open_hub` gives.
+        """
         self._store = store
         self._jobs = jobs
         self._homes = homes
@@ -82,6 +89,9 @@ class Merging:
         self._roots = roots
         self._wake_workers = wake_workers
         self._clock = clock
+        self._fetching = fetching
+        self._open_hub = open_hub
+        self._setbacks = Setbacks(store, homes, clock)
         self._work = threading.Event()
         self._stopping = threading.Event()
         self._next: dict[int, float] = {}
@@ -170,7 +180,7 @@ class Merging:
         except sqlite3.Error:
             raise
         except Exception as error:  # noqa: BLE001 - a poison merge must not stop the others
-            return self._unforeseen(merge, error)
+            return self._setbacks.unforeseen(merge, error)
 
     def _wait(self, merge: Merge) -> float:
         if merge.until is not None:
@@ -224,7 +234,7 @@ class Merging:
             return self._store.advance(merge, "merged", plan=stands.plan, **FRESH | known)
         merge_scratch.room(both.seen, self._scratch, self._reserve)
         begun = start.begin(both.seen, target, workers=self._executor(kind).workers)
-        assert isinstance(begun, start.Begun), "nobody else writes below our scratch"
+        assert isinstance(begun, Begun), "nobody else writes below our scratch"
         fresh = msgspec.structs.replace(merge, plan=begun.plan, tries=merge.tries + 1)
         batch.write_request(fresh.key, begun)
         return self._store.advance(
@@ -267,9 +277,9 @@ class Merging:
                 return self._ended(merge, seen)
         if answer.error is not None:
             error = control.rebuild(answer.error)
-            _log.warning("a merge failed", extra={"ref": merge.ref, "why": _words(error)})
+            _log.warning("a merge failed", extra={"ref": merge.ref, "why": words_of(error)})
             if type(error) is errors.WeighbridgeError:  # the child did not finish, and nobody knows better
-                return self._ended(merge, Gone(_words(error), "again", error.fix))
+                return self._ended(merge, Gone(words_of(error), "again", error.fix))
             # The answer of this try stands for ever: whatever comes next is another try.
             again = self._store.advance(merge, "wanted", handle=None)
             return None if again is None else self._failed(again, error)
@@ -287,34 +297,18 @@ class Merging:
                 return self._store.advance(merge, reason=told, error=described)
             case Absent() if merge.executor == "local":
                 if merge.handle is None:
-                    return self._again(merge, "the daemon was stopped while it was made", fair=True)
-                return self._again(merge, "the daemon died while it was made", fix=f"{_DIED}{merge.ref}")
+                    return self._setbacks.again(merge, "the daemon was stopped while it was made", fair=True)
+                return self._setbacks.again(merge, "the daemon died while it was made", fix=f"{_DIED}{merge.ref}")
             case Absent():
-                return self._again(merge, "it is not known any more and left no result")
+                return self._setbacks.again(merge, "it is not known any more and left no result")
             case Gone(why, "stop", fix):
-                return self._block(merge, findings.finding("merge-not-made", merge.ref, why, fix), why)
+                return self._setbacks.block(merge, findings.finding("merge-not-made", merge.ref, why, fix), why)
             case Gone(why, "cancelled"):
                 return self._store.advance(
                     merge, "cancelled", event="merge cancelled", was=merge.state, reason=why, until=None, error=None
                 )
             case Gone(why, _, fix, fair):
-                return self._again(merge, why, fix=fix, fair=fair)
-
-    def _again(self, merge: Merge, why: str, *, fix: str | None = None, fair: bool = False) -> Merge | None:
-        """Try a merge once more; one that gets nowhere several times in a row waits for somebody."""
-        grown = batch.finished(Path(merge.stage or "/")) > merge.finished
-        barren = 0 if grown else merge.barren if fair else merge.barren + 1
-        if barren >= BARREN_MAX:
-            message = f"it was tried {merge.tries} times and gets no further: {why}"
-            cure = fix or f"look at the log, then: registryd merges --retry {merge.ref}"
-            found = findings.finding("merge-not-made", merge.ref, message, cure)
-            return self._block(merge, found, message)
-        until = None
-        if not fair or merge.executor != "local":
-            until = self._clock() + delay(errors.WeighbridgeError(why), barren, random.random())  # noqa: S311 - jitter
-        return self._store.advance(
-            merge, "wanted", event="merge again", reason=why, barren=barren, until=until, handle=None, error=None
-        )
+                return self._setbacks.again(merge, why, fix=fix, fair=fair)
 
     def _hand_over(self, merge: Merge) -> Merge | None:
         """Judge the result, give it its folder, and make it a job that publishes it."""
@@ -351,7 +345,7 @@ class Merging:
         job = self._jobs.job(merge.job or 0)
         if job is None or job.state in {"superseded", "vanished"}:
             why = job.reason if job is not None and job.reason else "its folder changed"
-            return self._again(msgspec.structs.replace(merge, stage=None), why)
+            return self._setbacks.again(msgspec.structs.replace(merge, stage=None), why)
         if job.state != "done":
             stuck = job.state in {"blocked", "quarantined"}
             return self._store.advance(merge, reason=f"its publication is {job.state}: {job.reason}" if stuck else None)
@@ -365,7 +359,16 @@ class Merging:
         return sides(
             merge, self._homes.get(merge.home), self._store,
             adapter=self._place(merge) / "adapter", folders=[Path(folder) for folder in self._settings.bases],
-            caches=self._caches, roots=self._roots, scratch=self._scratch, moved=self._moved,
+            caches=[*self._caches, self._scratch / HUB], roots=self._roots, scratch=self._scratch, moved=self._moved,
+            fetch=self._fetch if merge.root in self._fetching else None,
+        )  # fmt: skip
+
+    def _fetch(self, repo: str, revision: str | None) -> Path:
+        """Get a base from the Hub; those that other merges are made from stay."""
+        used = {Path(one.base_path) for one in self._store.active() if one.base_path is not None}
+        return hub_base.fetch(
+            self._open_hub(), repo, revision, self._scratch / HUB,
+            limit=self._settings.fetch_max, reserve=self._reserve, used=used, moved=self._moved,
         )  # fmt: skip
 
     def _moved(self, _count: int) -> None:
@@ -438,48 +441,15 @@ class Merging:
         match error:
             case errors.WithdrawnError():
                 self._clear(merge)
-                return self._store.advance(merge, "superseded", event="merge superseded", reason=_words(error))
+                return self._store.advance(merge, "superseded", event="merge superseded", reason=words_of(error))
             case errors.SourceChangedError() | errors.VanishedError():
-                return self._again(merge, _words(error))
+                return self._setbacks.again(merge, words_of(error))
             case errors.UnreachableError() | errors.DiskFullError() | errors.DeniedError() | errors.NotFinishedError():
-                return self._wait_for(merge, error)
+                return self._setbacks.wait_for(merge, error)
             case errors.UsageError() | errors.ConflictError():
-                return self._wait_for(merge, error)  # how the cluster or the remote is set up, or another hand
+                return self._setbacks.wait_for(merge, error)  # how the cluster or the remote is set up, or another hand
             case _:
-                return self._refused(merge, error)
-
-    def _wait_for(self, merge: Merge, error: errors.WeighbridgeError) -> Merge | None:
-        if isinstance(error, errors.UnreachableError) and merge.state not in {"submitting", "running"}:
-            self._homes.failed(merge.home, error)
-        until = self._clock() + delay(error, merge.attempts, random.random())  # noqa: S311 - jitter
-        fresh = merge.reason != _words(error)
-        return self._store.advance(
-            merge, event="merge waits" if fresh else None, until=until, attempts=merge.attempts + 1,
-            reason=_words(error), error=msgspec.json.encode(errors.describe(error), enc_hook=str).decode(),
-        )  # fmt: skip
-
-    def _refused(self, merge: Merge, error: errors.WeighbridgeError) -> Merge | None:
-        told = [f for f in error.data.get("findings") or [] if isinstance(f, Finding)]
-        found = told[0] if told else findings.finding("merge-not-made", merge.ref, _words(error), error.fix)
-        return self._block(merge, found, _words(error), quarantine=found.code == "merge-unproven")
-
-    def _block(self, merge: Merge, found: Finding, why: str, *, quarantine: bool = False) -> Merge | None:
-        state = "quarantined" if quarantine else "blocked"
-        _log.warning("a merge is %s", state, extra={"ref": merge.ref, "why": why})
-        return self._store.advance(
-            merge, state, event=f"merge {state}", was=merge.state, reason=why, findings=encode([found]), until=None
-        )
-
-    def _unforeseen(self, merge: Merge, error: Exception) -> Merge | None:
-        _log.exception("a merge failed in a way nobody foresaw", extra={"ref": merge.ref})
-        reason = f"{type(error).__name__}: {error}"[:500]
-        count = merge.unexpected + 1
-        if count < BARREN_MAX:
-            until = self._clock() + delay(error, count, random.random())  # noqa: S311 - jitter
-            return self._store.advance(merge, unexpected=count, reason=reason, until=until)
-        cure = f"look at the log, then: registryd merges --retry {merge.ref}"
-        found = findings.finding("job-quarantined", merge.ref, f"its merge failed {count} times: {reason}", cure)
-        return self._block(merge, found, reason, quarantine=True)
+                return self._setbacks.refused(merge, error)
 
 
 def _finer(merge: Merge) -> bool:
@@ -488,7 +458,3 @@ def _finer(merge: Merge) -> bool:
 
 def _code(finding: object) -> str:
     return finding.code if isinstance(finding, Finding) else ""
-
-
-def _words(error: errors.WeighbridgeError) -> str:
-    return f"{error.what} ({error.why})" if error.why else error.what

@@ -37,6 +37,7 @@ from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.daemon.watch import Hints
 from weighbridge.daemon.workers import Workers
 from weighbridge.registry import errors
+from weighbridge.registry.flow import hub_base
 from weighbridge.registry.flow.allowance import check_code
 from weighbridge.registry.types import Owner
 
@@ -127,7 +128,8 @@ class Session:
             {"local": self._local, "slurm": SlurmExecutor(settings.merge.slurm, self._environ)},
             scratch=Path(settings.merge.scratch or self._state / SCRATCH) / self._owner.daemon[:8],
             reserve=daemon.disk_reserve, caches=hub_caches(self._environ), roots=[Path(root) for root in rules],
-            wake_workers=self._wake_workers,
+            fetching={root for root, rule in rules.items() if rule.merge_fetch},
+            open_hub=lambda: hub_base.open_hub(self._environ), wake_workers=self._wake_workers,
         )  # fmt: skip
         sequel = Merges(self.merges, self.intake, self.merging, host=self._host)
         self.runner = Runner(

@@ -253,6 +253,11 @@ CODES: Final[dict[str, Code]] = {
     "merge-memory-short": Code("block", "the memory of this machine does not hold what the merge needs"),
     "jail-weak": Code("warn", "the kernel cannot confine the child process that reads untrusted files as it should"),
     "merge-proven": Code("note", "copies and changed elements of a merged model were read again and proven"),
+    # casting (adapters/merge/casting)
+    "cast-impossible": Code("block", "what a folder holds cannot get another precision", integrity=True),
+    "cast-changes-nothing": Code("block", "the weights have the wanted precision already", integrity=True),
+    "cast-unproven": Code("block", "the written model is not the original, rounded once", integrity=True),
+    "cast-proven": Code("note", "every element of a cast model was read again and is the original's, rounded once"),
     # what the daemon finds (daemon/)
     "publish-refused": Code("block", "a step of the publication was refused; the message says by whom", integrity=True),
     "wait-limit": Code("block", "a folder did not become whole within the limit", integrity=True),

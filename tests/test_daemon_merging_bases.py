@@ -148,3 +148,14 @@ def test_the_record_of_a_merge_takes_no_memory_for_the_adapter(tmp_path: Path) -
         tracemalloc.stop()
     assert digest == "3b6a07d0d404fab4e23b6d34bc6696a6a312dd92821332385e5af7c01c421351"
     assert peak < size / 8
+
+
+def test_an_adapter_that_names_no_base_is_blocked_with_words(tmp_path: Path) -> None:
+    """Waiting would never end: the version says no more tomorrow. It is set aside, and told what to do instead."""
+    bench = MergeBench(tmp_path)
+    bench.publish(bench.adapter(5, base=None, readme=builders.card(None, "apache-2.0")))
+    (merge,) = bench.merge_all()
+    assert merge.state == "blocked"
+    (told,) = merge.findings_list
+    assert "does not say which base" in told.message
+    assert "registry merge --base" in str(told.fix)

@@ -15,7 +15,7 @@ import pytest
 from weighbridge.adapters import jail, worker
 from weighbridge.adapters.jail import Held
 from weighbridge.adapters.memory import Room
-from weighbridge.adapters.merge import job, outside, preview, start
+from weighbridge.adapters.merge import job, outside, preview, staging, start
 from weighbridge.adapters.merge.outside import Configs
 from weighbridge.adapters.merge.preview import Look, look
 from weighbridge.registry.errors import RefusedError, WeighbridgeError, describe
@@ -310,7 +310,7 @@ def test_a_merge_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
     """Where PEFT left every tensor as it is, which it tells nobody, we refuse; what was computed is used again."""
     seen = pair(tmp_path, scales(*_Q, value=1.0), {}, **_IA3)
     assert seen.bundle is not None
-    identity = start.plan_identity(merging.plan_of(seen), seen.bundle)
+    identity = staging.plan_identity(merging.plan_of(seen), seen.bundle)
     stage = tmp_path / f".out.merge-{identity[:12]}"
     (stage / "home").mkdir(parents=True)
     (stage / "computed.json").write_text(json.dumps({"told": ANSWER, "held": jail.able()._asdict(), "peak": 1}))

@@ -163,13 +163,14 @@ def test_a_failed_proof_publishes_nothing_and_sets_the_result_apart(
     builders.llama_model(tmp_path / "base")
     builders.lora_adapter(tmp_path / "adapter")
     seen = look([tmp_path / "adapter"], tmp_path / "base")
-    real = worker.run
+    real = worker.jailed
 
-    def lying(*arguments: Any, **options: Any) -> dict[str, Any]:
-        result = real(*arguments, **options)
-        return {**result, "proof": {**result["proof"], "passed": False, "bound_violations": 3, "failures": ["w: 3"]}}
+    def lying(*arguments: Any, **options: Any) -> worker.Ended:
+        ended = real(*arguments, **options)
+        proof = {**ended.result["proof"], "passed": False, "bound_violations": 3, "failures": ["w: 3"]}
+        return ended._replace(result=ended.result | {"proof": proof})
 
-    monkeypatch.setattr(worker, "run", lying)
+    monkeypatch.setattr(worker, "jailed", lying)
     with pytest.raises(RefusedError) as caught:
         start.merge(seen, tmp_path / "out")
     assert [one.code for one in caught.value.data["findings"]] == ["merge-unproven"]

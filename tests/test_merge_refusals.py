@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weighbridge.adapters.merge import start
+from weighbridge.adapters.merge import staging, start
 from weighbridge.adapters.merge.preview import look
 from weighbridge.registry.errors import ConflictError, DiskFullError, RefusedError
 from weighbridge.registry.types import Finding
@@ -312,7 +312,7 @@ def test_a_merge_that_equals_the_base_is_refused_unless_asked_for(tmp_path: Path
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too little room is an error with both numbers, and no folder appears."""
     pair(tmp_path)
-    monkeypatch.setattr(start, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(staging, "free_bytes", lambda _: 1000)
     with pytest.raises(DiskFullError) as caught:
         start.merge(look([tmp_path / "adapter"], tmp_path / "base"), tmp_path / "out")
     assert caught.value.data["free_bytes"] == 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weighbridge.adapters.merge import job, start
+from weighbridge.adapters.merge import job, staging, start
 from weighbridge.adapters.merge.journal import Journal
 from weighbridge.adapters.merge.preview import look
 from weighbridge.adapters.merge.stream import Written
@@ -176,10 +176,10 @@ def test_two_at_once_do_not_write_into_each_other(tmp_path: Path) -> None:
     assert seen.planned is not None
     assert seen.planned.plan is not None
     assert seen.bundle is not None
-    identity = start.plan_identity(seen.planned.plan, seen.bundle)
+    identity = staging.plan_identity(seen.planned.plan, seen.bundle)
     stage = tmp_path / f".out.merge-{identity[:12]}"
     stage.mkdir()
-    with start.held(stage), pytest.raises(ConflictError):
+    with staging.held(stage), pytest.raises(ConflictError):
         start.merge(seen, tmp_path / "out")
     start.merge(seen, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").is_file()

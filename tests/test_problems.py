@@ -116,7 +116,7 @@ def test_a_merge_that_was_refused_is_given_up(tmp_path: Path) -> None:
     bench.publish(bench.adapter(5))
     (merge,) = bench.merges.merges()
     found = findings.finding("merge-not-made", merge.ref, "it cannot be")
-    bench.merging._block(merge, found, "it cannot be")
+    bench.merging._setbacks.block(merge, found, "it cannot be")
     folders = watched(bench)
     assert len(told(bench, folders)) == 1
     assert [m.state for m in bench.merging.cancel("team-run-1")] == ["cancelled"]

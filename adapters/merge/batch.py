@@ -3,7 +3,7 @@
     python -m weighbridge.adapters.merge.batch STAGE
 
 `request.json` says what to do, `result.json` appears by one rename when it is done: a scheduler forgets its jobs, a
-file does not. The work itself is that of `worker.run`, in a child that is bounded and ends with this process.
+file does not. The work itself is that of `staging.carry_out`, in a child that is jailed and ends with this process.
 
 Ends 0 with a result, 1 with an error that the file names, 75 when another process makes the same merge.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from weighbridge.adapters import worker
-from weighbridge.adapters.merge.start import OUT, TASK, Begun, held
+from weighbridge.adapters.merge.staging import OUT, Begun, carry_out, held
 from weighbridge.registry import errors
 from weighbridge.registry.disk import sync_folder
 from weighbridge.registry.types import Value
@@ -85,7 +85,7 @@ def started(stage: Path, key: str) -> str | None:
         return None
 
 
-def carry_out(stage: Path, *, progress: worker.Tell | None = None) -> Answer:
+def perform(stage: Path, *, progress: worker.Tell | None = None) -> Answer:
     """Do what the request in `stage` asks for and leave the answer beside it; a whole answer is not made twice.
 
     What the child raises is in the answer. Raises ConflictError while another process makes the same merge, OSError.
@@ -101,7 +101,7 @@ def carry_out(stage: Path, *, progress: worker.Tell | None = None) -> Answer:
         (stage / STARTED).write_text(json.dumps(told))
         made = Answer(key=request.key, plan=begun.plan, host=socket.gethostname())
         try:
-            result = worker.run(TASK, begun.request, memory=begun.memory, progress=progress)
+            result = carry_out(begun, progress)
         except errors.WeighbridgeError as error:
             described = json.loads(json.dumps(errors.describe(error), default=msgspec.to_builtins))
             made = msgspec.structs.replace(made, error=described)
@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write("usage: python -m weighbridge.adapters.merge.batch STAGE\n")
         return 2
     try:
-        done = carry_out(Path(given[0]))
+        done = perform(Path(given[0]))
     except errors.ConflictError as error:
         sys.stderr.write(f"{error.what}: {error.why}\n")
         return BUSY

@@ -68,6 +68,11 @@ def dtype_of(name: str) -> Any:
     return _DTYPES[name]
 
 
+def limit(name: str) -> float:
+    """Return the magnitude from which on the nearest number of a dtype is infinite."""
+    return float(_LIMITS[name])
+
+
 def block_rows(columns: int, width: int) -> int:
     """Return how many rows a block has."""
     return max(2, BLOCK // max(1, columns * width))
@@ -81,7 +86,8 @@ def spans(rows: int, step: int) -> Iterator[tuple[int, int]]:
 
 def prepare(step: Step, load: Load) -> Prepared:
     """Load what a step needs of the adapters. Raises ArithmeticError where it is not finite."""
-    wide = np.float64 if step.origin.dtype == "F64" and step.dtype == "F64" else np.float32
+    # A tensor that is only cast is rounded once, from all it has.
+    wide = np.float64 if step.origin.dtype == "F64" and (step.dtype == "F64" or not step.touched) else np.float32
 
     def finite(origin: Origin) -> Array:
         values = load(origin).astype(wide)
@@ -226,8 +232,22 @@ def rounded(values: Array, dtype: str, room: Room | None = None) -> Array:
     wanted = _DTYPES[dtype]
     if values.dtype == wanted:
         return values
+    if values.dtype == np.float64 and dtype == "BF16":
+        values = _to_odd(values)
     if room is None or values.ndim != 2:
         return values.astype(wanted)
     out = room.take("rounded", values.shape, wanted)
     np.copyto(out, values, casting="unsafe")
     return out
+
+
+def _to_odd(values: Array) -> Array:
+    """Return doubles in single precision, rounded so that rounding them once more gives what one rounding would.
+
+    They are cut, and the last bit is set where something was cut off: then no tie is seen that there was not.
+    """
+    near = values.astype(np.float32)
+    bits = near.view(np.uint32)
+    bits -= (np.abs(near.astype(np.float64)) > np.abs(values)).astype(np.uint32)
+    bits |= (near.astype(np.float64) != values).astype(np.uint32)
+    return near

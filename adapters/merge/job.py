@@ -21,6 +21,7 @@ from weighbridge.adapters.merge.proof import Proof
 from weighbridge.adapters.merge.stream import Files, Written
 from weighbridge.adapters.merge.tally import Tally
 from weighbridge.adapters.merge.values import Bundle, OutFile, Plan
+from weighbridge.adapters.whole import some
 from weighbridge.registry import errors
 from weighbridge.registry.disk import copy_hashing, open_source, speaking, sync_folder, write_all
 
@@ -41,7 +42,7 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     DiskFullError and what else the disk gives.
     """
     stage = Path(request["stage"])
-    plan = msgspec.msgpack.decode((stage / PLAN).read_bytes(), type=Plan)
+    plan = msgspec.msgpack.decode((stage / request.get("file", PLAN)).read_bytes(), type=Plan)
     bundle = msgspec.msgpack.decode((stage / BUNDLE).read_bytes(), type=Bundle)
     identity, seed = request["plan"], request["plan"]
     out = stage / RESULT
@@ -69,6 +70,8 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
                 done = list(pool.map(one, sorted(plan.files, key=lambda f: -f.size)))
             except ArithmeticError as error:
                 pool.shutdown(cancel_futures=True)
+                if not plan.adapters:
+                    raise _beyond(plan, files) from error
                 raise errors.RefusedError(
                     "the merge gives values that cannot be stored",
                     why=str(error),
@@ -93,6 +96,18 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
         "seconds": {"weights": round(streamed, 3)},
         "arithmetic": {"numpy": np.__version__, "python": sys.version.split()[0], "workers": request["workers"]},
     }
+
+
+def _beyond(plan: Plan, files: Files) -> errors.RefusedError:
+    """Return the refusal of a cast that would make infinities, with every tensor it is about."""
+    found = stream.beyond(plan, files)
+    told = [f"{name} (up to {top:.4g})" for name, top in found]
+    return errors.RefusedError(
+        "the weights do not fit into the new precision",
+        why=f"{len(found)} tensors hold values that {plan.dtype} cannot hold: {some(told)}",
+        fix="choose --dtype bf16 or fp32, or leave the layers in single precision: --keep-fp32",
+        tensors=dict(found),
+    )
 
 
 def fidelity(written: list[Written], look: int) -> dict[str, Any]:

@@ -29,6 +29,9 @@ from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Finding, Value
 
 TASK: Final = "weighbridge.adapters.merge.peft_job:run"
+RECORD: Final = "computed.json"
+"""What the child answered, inside the staging folder: a merge that is begun again takes it from there."""
+
 _LIBRARIES: Final = 1 << 30
 """Bytes that torch, transformers and PEFT take themselves."""
 
@@ -265,6 +268,16 @@ class Order(NamedTuple):
     policy: Policy
 
 
+def installed() -> None:
+    """Raise WeighbridgeError where torch, transformers or PEFT are not installed."""
+    if any(find_spec(name) is None for name in ("torch", "peft", "transformers")):
+        raise errors.WeighbridgeError(
+            "the torch extra is not installed",
+            why="this adapter is merged by PEFT itself, which needs torch, transformers and peft",
+            fix="pip install 'weighbridge[torch]'",
+        )
+
+
 def compute(plan: Plan, stage: Path, *, needed: int, configs: Configs, progress: worker.Tell | None = None) -> Computed:
     """Have PEFT merge in a jailed child, and return the plan with the values that came of it.
 
@@ -272,13 +285,8 @@ def compute(plan: Plan, stage: Path, *, needed: int, configs: Configs, progress:
     PEFT or transformers refuse, where something else than the adapted modules changed or where the merged model
     computes something else than base and adapter; JailedError; LimitError.
     """
-    if any(find_spec(name) is None for name in ("torch", "peft", "transformers")):
-        raise errors.WeighbridgeError(
-            "the torch extra is not installed",
-            why="this adapter is merged by PEFT itself, which needs torch, transformers and peft",
-            fix="pip install 'weighbridge[torch]'",
-        )
-    record = stage / "computed.json"
+    installed()
+    record = stage / RECORD
     if not record.exists():
         order = ordered(plan, stage, needed=needed, configs=configs)
         ended = worker.jailed(TASK, order.request, order.policy, progress=progress)

@@ -40,13 +40,13 @@ def make(
     placed: Placed,
     sources: tuple[Source, ...],
     *,
-    dtype: str | None,
+    dtypes: Mapping[str, str],
     subject: str,
 ) -> Planned:
     """Return the plan of a merge; `adapters` by their subjects, `placed` is where they land on the base.
 
     `sources` are the base's files and then the adapters'.
-    `dtype` is a name of DTYPES, None keeps every tensor's own; `subject` is the base's config.
+    `dtypes` are those the base's tensors get (`kept_wide`); `subject` is the base's config.
     """
     found = list(placed.found)
     facts: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def make(
     facts["changed_tensors"] = sorted(touched)
     if any(f.severity == "block" for f in found):
         return Planned(None, facts, found)
-    files, moved = _files(base, placed, DTYPES[dtype] if dtype else None)
+    files, moved = _files(base, placed, dtypes)
     plan = Plan(
         sources=sources,
         files=tuple(files),
@@ -169,20 +169,19 @@ def _vocabulary(base: Base, placed: Placed, found: list[Finding], facts: dict[st
 # ---------------------------------------------------------------------------------------------------- files and headers
 
 
-def _files(base: Base, placed: Placed, wanted: str | None) -> tuple[list[OutFile], bool]:
+def _files(base: Base, placed: Placed, dtypes: Mapping[str, str]) -> tuple[list[OutFile], bool]:
     """Return the files of the result, and whether any of their headers had to be written anew."""
     paths = sorted(set(base.weights.owners.values()))
     home = base.weights.owners[base.embedding] if base.embedding is not None else paths[0]
     files: list[OutFile] = []
     moved = False
-    main = base.main_dtype
     for path in paths:
         names = sorted(
             (name for name, owner in base.weights.owners.items() if owner == path),
             key=lambda name: base.places[name].at,
         )
         names += sorted(placed.new) if path == home else []
-        steps = [_step(name, base, placed, wanted, main) for name in names]
+        steps = [_step(name, base, placed, dtypes) for name in names]
         header = base.headers[path]
         same = all(s.name in base.places and _size(s) == _bytes(base.places[s.name]) for s in steps) and len(
             names
@@ -199,13 +198,14 @@ def _files(base: Base, placed: Placed, wanted: str | None) -> tuple[list[OutFile
     return files, moved
 
 
-def _step(name: str, base: Base, placed: Placed, wanted: str | None, main: str | None) -> Step:
-    stored = base.places[placed.new.get(name, name)]
+def _step(name: str, base: Base, placed: Placed, dtypes: Mapping[str, str]) -> Step:
+    origin = placed.new.get(name, name)
+    stored = base.places[origin]
     whole = placed.whole.get(name)
     return Step(
         name=name,
         shape=whole.shape if whole is not None else stored.shape,
-        dtype=_dtype(stored.dtype, wanted, main),
+        dtype=dtypes[origin],
         origin=whole or stored,
         at=stored.at,
         base=stored if whole is not None and whole.shape == stored.shape else None,
@@ -219,11 +219,19 @@ def _step(name: str, base: Base, placed: Placed, wanted: str | None, main: str |
     )
 
 
-def _dtype(stored: str, wanted: str | None, main: str | None) -> str:
-    """Return the dtype a tensor gets: the wanted one, unless the base keeps it in a wider one on purpose."""
-    if wanted is None or stored not in WIDTH or stored == wanted:
-        return stored
-    return wanted if stored == main or WIDTH[wanted] > WIDTH[stored] else stored
+def kept_wide(base: Base, dtype: str | None) -> dict[str, str]:
+    """Return the dtype of every tensor of a merge: the wanted one, unless the base keeps it in a wider one on purpose.
+
+    `dtype` is a name of DTYPES, None keeps every tensor's own.
+    """
+    main, wanted = base.main_dtype, DTYPES[dtype] if dtype else None
+
+    def one(stored: str) -> str:
+        if wanted is None or stored not in WIDTH or stored == wanted:
+            return stored
+        return wanted if stored == main or WIDTH[wanted] > WIDTH[stored] else stored
+
+    return {name: one(origin.dtype) for name, origin in base.places.items()}
 
 
 def _header(old: bytes, steps: list[Step]) -> tuple[bytes, list[Step]]:

@@ -82,11 +82,13 @@ def look(
     dtype: str | None = None,
     ignore: Sequence[str] = (),
     weigh: bool = True,
+    here: bool = True,
 ) -> Look:
     """Return what merging some adapters into a base would give.
 
     `dtype` is bf16, fp16 or fp32; None keeps what the base is stored in. With `weigh` the share of the change that
-    rounding would lose is estimated, which the merge itself counts anyway. Raises OSError when a folder is gone.
+    rounding would lose is estimated, which the merge itself counts anyway. `here`: it would be made on this machine, so
+    that its memory counts. Raises OSError when a folder is gone.
     """
     facts: dict[str, Any] = {}
     found: list[Finding] = []
@@ -112,7 +114,7 @@ def look(
         found += _licences(parts, judged, facts)
     if len(parts) < len(adapters):
         return _answer(tuple(parts), judged, facts, found)
-    return _planned(tuple(parts), judged, dtype, facts, found, weigh=weigh)
+    return _planned(tuple(parts), judged, dtype, facts, found, weigh=weigh, here=here)
 
 
 def _planned(
@@ -123,6 +125,7 @@ def _planned(
     found: list[Finding],
     *,
     weigh: bool,
+    here: bool,
 ) -> Look:
     """Plan the merge where both sides can be read."""
     configs = [_config(one) for one in parts]
@@ -152,7 +155,8 @@ def _planned(
         sources.append(loaded[1])
     subject = f"base/{layout.MODEL_CONFIG}"
     placed = outside.place(model, read) if by_peft else place(model, read)
-    planned = plans.make(model, read, placed, tuple(sources), dtype=dtype, subject=subject)
+    dtypes = plans.kept_wide(model, dtype)
+    planned = plans.make(model, read, placed, tuple(sources), dtypes=dtypes, subject=subject)
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
@@ -164,7 +168,7 @@ def _planned(
     found += more
     if by_peft:
         facts["memory_bytes"] = outside.need(model, configs, planned.plan)
-        lacking = outside.short(facts["memory_bytes"], available())
+        lacking = outside.short(facts["memory_bytes"], available()) if here else None
         found += [lacking] if lacking is not None else []
     if weigh and not any(f.severity == "block" for f in found):
         found += _lost(model, planned, dtype, facts)

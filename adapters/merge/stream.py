@@ -193,3 +193,20 @@ def column_norms(it: block.Prepared, files: Files, room: Room, wide: Any = None)
         added = block.delta(it, start, stop, room)
         norms.feed(values if added is None else values + added)
     return norms.result()
+
+
+def beyond(plan: Plan, files: Files) -> list[tuple[str, float]]:
+    """Return every tensor that its new dtype cannot hold, with its largest magnitude (NaN where it holds one)."""
+    room = Room()
+    found: list[tuple[str, float]] = []
+    for step in plan.steps:
+        if step.verbatim or step.touched:
+            continue
+        rows, columns = step.matrix
+        top = 0.0
+        for start, stop in block.spans(rows, block.block_rows(columns, _FLOAT_BYTES)):
+            values = files.rows(step.origin, columns, start, stop, room).astype(np.float64)
+            top = float(np.maximum(top, np.abs(values).max(initial=0.0)))
+        if not top < block.limit(step.dtype):
+            found.append((step.name, top))
+    return found

@@ -76,7 +76,7 @@ class LocalExecutor:
         """Carry a try out as soon as nobody else does: an earlier life of this daemon may just be ending."""
         while True:
             try:
-                batch.carry_out(Path(work.stage), progress=moved)
+                batch.perform(Path(work.stage), progress=moved)
             except errors.ConflictError:
                 time.sleep(_AGAIN)
                 moved(0)

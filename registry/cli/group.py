@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "diagnose": Entry(_HOME + "diagnose:diagnose", "Say why a folder does not load, and what mends it."),
     "extract": Entry(_HOME + "extract:extract", "Take the weights out of a checkpoint, as safetensors."),
     "merge": Entry(_HOME + "merge:merge", "Merge an adapter into its base, streamed and proven."),
+    "cast": Entry(_HOME + "cast:cast", "Give a model another precision, streamed and proven."),
     "verify": Entry(_HOME + "verify:verify", "Compare a version or a pulled folder with its manifest."),
     "tag": Entry(_HOME + "tag:tag", "Move a tag such as 'prod', or show its history."),
     "mirror": Entry(_HOME + "mirror:mirror", "Copy a name, or one version, to another remote."),

@@ -1,52 +1,31 @@
 """`registry merge`: an adapter and its base become one model that any server loads, proven number by number."""
 
-import os
-import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
-from weighbridge.adapters import license  # noqa: A004 - the module is about licences
 from weighbridge.adapters.merge import start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
-from weighbridge.adapters.merge.start import Merged
+from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
-from weighbridge.adapters.plan import Policy
-from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
-from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli import context, options, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, UsageError, WeighbridgeError
+from weighbridge.registry.cli.sides import Side
+from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import merged as papers
-from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.merged import Parent
-from weighbridge.registry.flow.publish import prepare, publish
-from weighbridge.registry.flow.pull import checked_manifest, pull
-from weighbridge.registry.hashing import sha256_bytes
-from weighbridge.registry.hub_rules import is_repo_id
-from weighbridge.registry.refs import shown
-from weighbridge.registry.types import BaseFacts, Finding, Owner, Provenance, Receipt
+from weighbridge.registry.types import Finding, Receipt
 
 SCHEMA: Final = "weighbridge/merge/1"
 _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
-
-
-class _Side(NamedTuple):
-    """One side of a merge: where it lies, and what is known of it where it is a published version."""
-
-    path: Path
-    ref: str
-    name: str | None = None
-    content: str | None = None
-    provenance: Provenance | None = None
-    base: BaseFacts = BaseFacts()
 
 
 @click.command("merge")
@@ -91,11 +70,11 @@ def merge(
     it ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not finished.
     """
     begun = time.monotonic()
-    with _sides([adapter, *others], base, remote, config, out) as (sides, under, scratch):
-        wanted = name or sides[0].name
+    with _sides([adapter, *others], base, remote, config, out) as (found, under, scratch):
+        wanted = name or found[0].name
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
-        seen = look([side.path for side in sides], under.path, dtype=dtype, weigh=dry_run)
+        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run)
         if dry_run:
             _show(seen, out)
             return EXIT[seen.outcome]
@@ -106,7 +85,7 @@ def merge(
         if name is not None or target is None:
             assert wanted is not None
             chosen = context.choose_remote(context.settings(config), remote)
-            receipt = _publish(done, seen, sides, under, wanted=wanted, chosen=chosen, out=out)
+            receipt = _publish(done, seen, found, under, wanted=wanted, chosen=chosen, out=out)
         _tell(done, seen, receipt, time.monotonic() - begun, out)
     return None
 
@@ -117,59 +96,15 @@ def merge(
 @contextmanager
 def _sides(
     adapters: list[str], base: str, remote: str | None, config: str | None, out: Output
-) -> Iterator[tuple[list[_Side], _Side, Any]]:
+) -> Iterator[tuple[list[Side], Side, Callable[[], Path]]]:
     """Find both sides of a merge; what has to be fetched lies in a scratch folder until the command has succeeded."""
-    words = "\0".join([*adapters, base, remote or ""])
-    place = Path(cache_dir(os.environ), "merge", sha256_bytes(words.encode("utf-8", "surrogateescape"))[:16])
-
-    def scratch() -> Path:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return place
-
-    def side(text: str, *, hub: bool) -> _Side:
-        if Path(text).exists():
-            return _Side(Path(text), text)
-        cached = license.cache_folder(text, None, license.cache_roots(os.environ)) if hub and is_repo_id(text) else None
-        if cached is not None:
-            return _Side(cached, text)
-        if "/" in text or text.startswith((".", "~")):
-            raise NotFoundError(
-                f"there is no {shown(text)}",
-                why="it is no folder here" + (", and not in the Hub cache" if hub else ""),
-                fix="name a folder that exists, or a version such as name@v7",
-            )
-        return _fetched(text, scratch(), remote, config, out)
-
-    found = [side(text, hub=False) for text in adapters]
-    under = side(base, hub=True)
-    yield found, under, scratch
-    shutil.rmtree(place, ignore_errors=True)
-
-
-def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, out: Output) -> _Side:
-    """Return a published version as a folder."""
-    chosen = context.choose_remote(context.settings(config), remote)
-    with fresh.opened(chosen, out, ref=ref) as opened:
-        version = opened.resolve(ref)
-        place = scratch / f"{version.name}@v{version.n}"
-        with following(out) as follower:
-            pull(
-                opened.remote,
-                version.name,
-                version.n,
-                place,
-                manifest_sha256=version.manifest,
-                card_sha256=version.card,
-                begin=follower.begin,
-                progress=follower.moved,
-            )
-        manifest = checked_manifest(opened.remote, version.name, version.n, version.manifest)
-    facts = manifest.facts
-    return _Side(place, version.ref, version.name, version.content, facts.provenance, facts.base)
+    with sides.scratch([*adapters, base, remote or ""]) as scratch:
+        found = [sides.find(text, scratch, remote, config, out) for text in adapters]
+        yield found, sides.find(base, scratch, remote, config, out, hub=True), scratch
 
 
 def _publish(
-    done: Merged, seen: Look, sides: list[_Side], under: _Side, *, wanted: str, chosen: RemoteSettings, out: Output
+    done: Merged, seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings, out: Output
 ) -> Receipt:
     """Publish a merged folder as a version of its own name."""
     assert seen.base is not None
@@ -178,47 +113,19 @@ def _publish(
     adapters = [
         Parent(ref=side.ref if side.content else one.artifact, content=side.content or papers.content_of(one),
                provenance=side.provenance, base=side.base)
-        for side, one in zip(sides, seen.adapters, strict=True)
+        for side, one in zip(found, seen.adapters, strict=True)
     ]  # fmt: skip
     recorded = seen.adapters[0].base.id
     beneath = Parent(
         ref=under.ref if under.content else recorded or seen.base.artifact,
         content=under.content or papers.content_of(seen.base),
     )
-    policy = Policy(
-        paths=chosen.paths,  # type: ignore[arg-type]
-        unknown_license=chosen.unknown_license,  # type: ignore[arg-type]
-        deny_licenses=chosen.deny_licenses,
-        remote_code=chosen.remote_code,  # type: ignore[arg-type]
+    admission = papers.admit_merged(
+        done, seen, adapters, beneath, name=name, policy=sides.rules(chosen), host=socket.gethostname()
     )
-    admission = papers.admit_merged(done, seen, adapters, beneath, name=name, policy=policy, host=socket.gethostname())
-    untold: list[WeighbridgeError] = []
-    opened = context.connect(chosen)
-    try:
-        owner = Owner(host=socket.gethostname(), daemon=f"merge by {fresh.whoami()}")
-        registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
-        with following(out) as follower:
-            candidate = prepare(
-                opened,
-                name,
-                admission.files,
-                admission.facts,
-                transform=admission.transform,
-                made=admission.made,
-                derivation=papers.derivation(adapters, beneath, dtype),
-                progress=follower.total,
-            )
-            try:
-                receipt = publish(
-                    opened, chosen.name, registry, candidate, owner, untold=untold.append, progress=follower.total
-                )
-            except BaseException:
-                staging.discard(candidate.bundle)
-                raise
-    finally:
-        opened.close()
-    fresh.published(chosen, receipt, untold, out)
-    return receipt
+    return sides.publish_made(
+        name, admission, papers.derivation(adapters, beneath, dtype), maker="merge", chosen=chosen, out=out
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- the words

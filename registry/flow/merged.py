@@ -18,7 +18,7 @@ from weighbridge.adapters import license, provenance, sidecar  # noqa: A004 - th
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge.preview import Look
-from weighbridge.adapters.merge.start import Merged
+from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.plan import CARD_ROLE, Policy
 from weighbridge.registry import errors
 from weighbridge.registry.flow.admit import Admission, admit
@@ -81,7 +81,7 @@ def admit_merged(
     merged: Merged, look: Look, adapters: Sequence[Parent], base: Parent, *, name: str, policy: Policy, host: str
 ) -> Admission:
     """Return what is published of a merged folder. Raises what `admit` raises."""
-    artifact = _artifact(merged)
+    artifact = artifact_of(merged)
     licence = licence_of(look)
     first = look.adapters[0]
     stated = BaseFacts(
@@ -92,7 +92,7 @@ def admit_merged(
         evidence=first.base.evidence or "registry merge --base",
     )
     root = Path(first.root)
-    run = adapters[0].provenance.run if adapters[0].provenance is not None else _run(root)
+    run = adapters[0].provenance.run if adapters[0].provenance is not None else run_of(root, "merge")
     artifact = msgspec.structs.replace(artifact, base=stated)
     admission = admit(artifact, name=name, run=run, policy=policy, host=host, lookup=lambda _id, _revision: licence)
     known = adapters[0].provenance
@@ -150,12 +150,13 @@ def licence_of(look: Look) -> LicenseFacts:
     return ours
 
 
-def _artifact(merged: Merged) -> Artifact:
+def artifact_of(merged: Merged) -> Artifact:
+    """Return a written folder as an artifact of exactly the files that were written. Raises RefusedError."""
     seen = inspect(Path(merged.path), values=0)
     able = [one for one in seen.artifacts if one.relative == "." and one.kind is not None]
     if len(able) != 1:
         raise errors.RefusedError(
-            "the merged folder is not a whole model",
+            "the written folder is not a whole model",
             why=seen.findings[0].message if seen.findings else None,
             findings=list(seen.findings),
         )
@@ -163,9 +164,9 @@ def _artifact(merged: Merged) -> Artifact:
     return msgspec.structs.replace(able[0], files=files)
 
 
-def _run(root: Path) -> RunFacts:
-    """Return the run of an adapter in a folder: where it lies."""
+def run_of(root: Path, what: str) -> RunFacts:
+    """Return the run of a folder that no run is known of: where it lies."""
     real = Path(os.path.realpath(root))
     place = f"{socket.gethostname()}\0{real}".encode("utf-8", "surrogateescape")
     note = sidecar.read(real)
-    return RunFacts(project=real.parent.name or "-", name=real.name, id=note.id or f"merge-{sha256_bytes(place)[:32]}")
+    return RunFacts(project=real.parent.name or "-", name=real.name, id=note.id or f"{what}-{sha256_bytes(place)[:32]}")

@@ -122,7 +122,7 @@ class Repositories:
         return self.line.ask(
             f"cannot list {repo}",
             lambda: [
-                _held(entry)
+                held(entry)
                 for entry in self.line.api.list_repo_tree(repo, revision=commit, recursive=True)
                 if isinstance(entry, RepoFile)
             ],
@@ -136,7 +136,7 @@ class Repositories:
             some = list(paths[start : start + PATHS])
             ask = functools.partial(self.line.api.get_paths_info, repo, some, revision=commit)
             rows = self.line.ask(f"cannot look at files of {repo}", ask)
-            found |= {row.path: _held(row) for row in rows if isinstance(row, RepoFile)}
+            found |= {row.path: held(row) for row in rows if isinstance(row, RepoFile)}
         return found
 
     def history(self, name: str, revision: str) -> Iterator[Past]:
@@ -242,7 +242,9 @@ class Repositories:
             return
 
 
-def _held(entry: RepoFile) -> Held:
+def held(entry: RepoFile) -> Held:
+    """Return a file of a tree as the Hub tells of it. Raises IntegrityError where it tells two sizes."""
+    """Return a file of a tree as we write it down."""
     lfs = entry.lfs
     if lfs is not None and lfs.size != entry.size:
         raise errors.IntegrityError(

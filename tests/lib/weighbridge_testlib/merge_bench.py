@@ -49,9 +49,13 @@ class MergeBench(Bench):
         self.executors: dict[str, Executor] = {"local": LocalExecutor()} | self.more_executors()
         self.merging = Merging(
             self.merges, self.store, self.homes, self.settings, self.executors,
-            scratch=self.place / "scratch", roots=[self.runs], clock=lambda: time.time() + self.waited,
+            scratch=self.place / "scratch", roots=[self.runs], clock=lambda: time.time() + self.waited, **self.hub(),
         )  # fmt: skip
         self.runner._sequel = Merges(self.merges, self.intake, self.merging, host="host")
+
+    def hub(self) -> dict[str, Any]:
+        """Return what lets bases be fetched, nothing where no rule does."""
+        return {}
 
     def more_executors(self) -> dict[str, Executor]:
         """Return executors besides the local one."""

@@ -29,12 +29,17 @@ _MAIN = "from weighbridge.registry.cli.main import main; raise SystemExit(main()
 def staged(adapter: Path, base: Path, stage: Path, *, dtype: str | None = None) -> tuple[Look, dict[str, Any]]:
     """Carry out a merge here, without a child process; the result lies in `stage`/out."""
     seen = look([adapter], base, dtype=dtype, weigh=False)
+    write_plan(seen, stage)
+    return seen, job.run({"stage": str(stage), "plan": "test", "workers": 2}, lambda _: None)
+
+
+def write_plan(seen: Look, stage: Path) -> None:
+    """Make a new staging folder with what a child process reads there."""
     assert seen.planned is not None, [f.message for f in seen.findings]
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     (stage / job.PLAN).write_bytes(msgspec.msgpack.encode(seen.planned.plan))
     (stage / job.BUNDLE).write_bytes(msgspec.msgpack.encode(seen.bundle))
-    return seen, job.run({"stage": str(stage), "plan": "test", "workers": 2}, lambda _: None)
 
 
 def plan_of(seen: Look) -> Plan:

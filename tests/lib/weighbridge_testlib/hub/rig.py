@@ -1,5 +1,6 @@
 """What tests of the Hub need besides the server: fresh processes, so that the client reads its environment anew."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.remotes.hub.sender import GROUP
 from weighbridge.registry.types import Receipt
 from weighbridge_testlib.hub.server import TestHub
+from weighbridge_testlib.hub.store import Entry, blob, git_oid, pointer
 from weighbridge_testlib.publishing import OWNER, candidate, rendered
 
 LFS: Final = {"HF_HUB_DISABLE_XET": "1"}
@@ -72,6 +74,29 @@ def publish(remote: HubRemote, folder: Path, name: str = "medical-sft", **more: 
     made = candidate(remote, folder, name, **more)
     registry = open_registry(remote, create=True)
     return flow_publish(remote, "hub", registry, made, OWNER, render=render, again=again, adopt=adopt)
+
+
+def model(hub: TestHub, repo: str, folder: Path) -> str:
+    """Put the files of a folder into a new or known repository of acme, as somebody else uploaded them.
+
+    Returns the commit.
+    """
+    store = hub.store
+    owner, _, name = repo.partition("/")
+    known = store.repos.get(("model", repo.lower()))
+    held = known or store.create("model", owner, name, store.who("hf_ann"))
+    tree = {}
+    for path in sorted(one for one in folder.iterdir() if one.is_file()):
+        data = path.read_bytes()
+        if store.mode(path.name, len(data), data[:64]) == "lfs":
+            digest = hashlib.sha256(data).hexdigest()
+            store.put_object(held, data, digest)
+            tree[path.name] = Entry(len(data), git_oid(pointer(digest, len(data))), sha256=digest)
+        else:
+            tree[path.name] = blob(data)
+    made = store.write(held, held.branches["main"], tree, "a model", message="", author="ann")
+    held.branches["main"] = made.oid
+    return made.oid
 
 
 def run(program: str, env: Mapping[str, str], *args: str, timeout: float = 60) -> Any:

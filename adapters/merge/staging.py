@@ -1,0 +1,358 @@
+"""The staging folder of a merge or a cast: refuse, make room, run the child in its jail, publish by one rename.
+
+It is the target's hidden sibling and is named after the plan, so that the same work begun again finds what a killed one
+has finished. Nothing else ever writes there: a lock that ends with its process says so.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from weighbridge import __version__
+from weighbridge.adapters import worker
+from weighbridge.adapters.jail import Policy
+from weighbridge.adapters.memory import available
+from weighbridge.adapters.merge import outside
+from weighbridge.adapters.merge.preview import Look
+from weighbridge.adapters.merge.values import Bundle, Plan
+from weighbridge.registry import errors, findings
+from weighbridge.registry.disk import free_bytes, speaking, sync_folder
+from weighbridge.registry.types import Finding, Value
+
+OUT: Final = "out"
+"""Where the child writes inside the staging folder; gone once the result was published or set apart."""
+
+PLAN: Final = "plan.msgpack"
+_COMPUTED: Final = "computed.msgpack"
+"""The plan once its computed tensors have their values; the one before stays for whoever begins again."""
+
+TASK: Final = "weighbridge.adapters.merge.job:run"
+_BY_PEFT: Final = "round(merge_and_unload() of PEFT {}), in fp32, rounded once"
+_MARGIN: Final = 64 << 20
+_MEMORY: Final = 1 << 30
+_WORKERS_MAX: Final = 16
+_SLOWEST: Final = 2 << 20
+"""Bytes a second that any disk gives: what takes longer hangs."""
+
+
+class Merged(Value, frozen=True):
+    """What was carried out: where it lies, its files with size and sha256, what was proven, and findings."""
+
+    path: str
+    plan: str
+    files: dict[str, dict[str, Any]]
+    facts: dict[str, Any]
+    findings: list[Finding]
+    joined: bool = False
+    """It lay there already."""
+
+
+class Outside(Value, frozen=True):
+    """A merge that only PEFT's layers compute: the estimate of its memory in bytes, and the configs of both sides.
+
+    `unchanged` allows a result that equals the base.
+    """
+
+    needed: int
+    base: str
+    adapters: tuple[str, ...]
+    unchanged: bool = False
+
+
+class Begun(Value, frozen=True):
+    """Work that is ready to be carried out: its staging folder, and what the child process is told.
+
+    `memory` bounds the child's own data in bytes, `reads` are the files it reads. Two begun in the same way are equal,
+    so a second hand goes on.
+    """
+
+    stage: str
+    target: str
+    plan: str
+    request: dict[str, Any]
+    memory: int
+    reads: tuple[str, ...] = ()
+    outside: Outside | None = None
+    """What PEFT has to compute first."""
+
+
+class Ready(NamedTuple):
+    """What is about to be carried out, and where: every refusal that needs no byte of the weights lies behind it.
+
+    `record` is the name of the record that will lie beside the weights.
+    """
+
+    plan: Plan
+    bundle: Bundle
+    identity: str
+    target: Path
+    stage: Path
+    record: str
+
+
+def ready(look: Look, target: Path, record: str) -> Ready | Merged:
+    """Return what is to be done, or the same result where the target holds it already.
+
+    Raises RefusedError, NotFinishedError and ConflictError as `allowed` and `already` do.
+    """
+    plan, bundle = allowed(look)
+    identity = plan_identity(plan, bundle)
+    target = Path(os.path.abspath(target))  # noqa: PTH100 - a link on the way stays as it is named
+    there = already(target, identity, record)
+    if there is not None:
+        return there
+    return Ready(plan, bundle, identity, target, target.parent / f".{target.name}.merge-{identity[:12]}", record)
+
+
+def make(ready: Ready) -> None:
+    """Make the staging folder. Raises DiskFullError where the result does not fit, DeniedError."""
+    with speaking(f"{ready.target} cannot be written"):
+        ready.target.parent.mkdir(parents=True, exist_ok=True)
+        _room(ready.target.parent, ready.stage, ready.plan)
+        ready.stage.mkdir(exist_ok=True)
+
+
+def begun(ready: Ready, workers: int | None, outside: Outside | None = None) -> Begun:
+    """Write the plan down, durably enough for a child that reads it meanwhile, and return what is to be done."""
+    with speaking(f"{ready.stage} cannot be written"):
+        # The same bytes whoever writes them: a child that reads them meanwhile must not find half of them.
+        _replace(ready.stage / PLAN, msgspec.msgpack.encode(ready.plan))
+        _replace(ready.stage / "bundle.msgpack", msgspec.msgpack.encode(ready.bundle))
+    stream = _MEMORY + 4 * sum(source.size for source in ready.plan.sources[ready.plan.base_files :])
+    return Begun(
+        stage=str(ready.stage),
+        target=str(ready.target),
+        plan=ready.identity,
+        request={
+            "stage": str(ready.stage),
+            "plan": ready.identity,
+            "workers": workers or _workers(ready.plan),
+        },
+        memory=stream if outside is None else max(stream, _spared(outside.needed)),
+        reads=tuple(sorted({*(s.path for s in ready.plan.sources), *ready.bundle.copies.values()})),
+        outside=outside,
+    )
+
+
+def _spared(needed: int) -> int:
+    """Return the memory that is set aside for an estimate."""
+    return needed + needed // 2
+
+
+def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, Any]:
+    """Do the work in a jailed child process, with PEFT's share of it before; return what the child answers.
+
+    The staging folder is held by the caller. Raises what `outside.compute`, `worker.jailed` and the child raise, and
+    RefusedError where nothing would change.
+    """
+    stage = Path(begun.stage)
+    computed = _computed(begun, stage, progress) if begun.outside is not None else None
+    request, reads = begun.request, begun.reads
+    if computed is not None:
+        with speaking(f"{stage} cannot be written"):
+            _replace(stage / _COMPUTED, msgspec.msgpack.encode(computed.plan))
+        request = request | {"file": _COMPUTED}
+    size = sum(Path(path).stat().st_size for path in begun.reads if Path(path).exists())
+    seconds = 3600 + size // _SLOWEST
+    policy = Policy(
+        reads=(begun.stage, *reads),
+        writes=(begun.stage,),
+        memory=begun.memory,
+        processor=seconds * int(begun.request["workers"]),
+        clock=seconds,
+    )
+    ended = worker.jailed(TASK, request, policy, progress=progress)
+    result = ended.result | {"jail": ended.held._asdict()}
+    if computed is not None:
+        result |= {
+            "computed": computed.facts,
+            "formula": _BY_PEFT.format(computed.facts["merged_by"]["peft"]),
+            "findings": msgspec.to_builtins(computed.findings),
+        }
+        result["fidelity"]["tensors_unchanged"] += computed.still
+    return result
+
+
+def _computed(begun: Begun, stage: Path, progress: worker.Tell | None) -> outside.Computed:
+    """Have PEFT compute what only it can. Raises what `compute` raises."""
+    asked = begun.outside
+    assert asked is not None
+    plan = msgspec.msgpack.decode((stage / PLAN).read_bytes(), type=Plan)
+    configs = outside.Configs(Path(asked.base), tuple(Path(path) for path in asked.adapters))
+    lacking = outside.short(asked.needed, available())
+    if lacking is not None and not (stage / outside.RECORD).exists():
+        raise errors.NotFinishedError("there is no room in memory", why=lacking.message, fix=lacking.fix)
+    with speaking(f"{stage} cannot be written"):
+        computed = outside.compute(plan, stage, needed=asked.needed, configs=configs, progress=progress)
+    if not asked.unchanged and not any(step.touched for step in computed.plan.steps):
+        shutil.rmtree(stage, ignore_errors=True)
+        raise nothing(len(computed.still), "fp32")
+    return computed
+
+
+def publish(ready: Ready, record: Mapping[str, Any]) -> None:
+    """Write the record beside the weights and let the folder appear under its name."""
+    out = ready.stage / OUT
+    with speaking(f"{ready.target} cannot be written"):
+        _write(out / ready.record, record)
+        sync_folder(out)
+        out.rename(ready.target)
+        sync_folder(ready.target.parent)
+    shutil.rmtree(ready.stage, ignore_errors=True)
+
+
+def _replace(path: Path, body: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(body)
+    fresh.replace(path)
+
+
+def plan_identity(plan: Plan, bundle: Bundle) -> str:
+    """Return the hex digest that names a merge: its sources as they are now, every step, every file beside them."""
+    digest = hashlib.sha256(msgspec.msgpack.encode(plan))
+    digest.update(msgspec.msgpack.encode(bundle))
+    for path in sorted(bundle.copies.values()):
+        status = Path(path).stat()
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    digest.update(__version__.encode())
+    return digest.hexdigest()
+
+
+def allowed(look: Look) -> tuple[Plan, Bundle]:
+    """Return the plan and the bundle. Raises RefusedError, NotFinishedError, WeighbridgeError without the extra."""
+    blocks = [f for f in look.findings if f.severity == "block" and not findings.CODES[f.code].waits]
+    waits = [f for f in look.findings if findings.CODES[f.code].waits]
+    if blocks:
+        raise errors.RefusedError("this merge is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks)
+    if waits:
+        raise errors.NotFinishedError(
+            "a folder is not finished", why=waits[0].message, fix=waits[0].fix, findings=waits
+        )
+    if look.planned is None or look.planned.plan is None or look.bundle is None:
+        raise errors.RefusedError("this merge is refused", why="there is no plan for it", findings=look.findings)
+    if not _installed():
+        raise errors.WeighbridgeError(
+            "the merge extra is not installed",
+            why="merging needs numpy and ml-dtypes",
+            fix="pip install 'weighbridge[merge]'",
+        )
+    # The child stands elsewhere, and is let at exactly these files.
+    copies = {path: os.path.realpath(origin) for path, origin in look.bundle.copies.items()}
+    return look.planned.plan, msgspec.structs.replace(look.bundle, copies=copies)
+
+
+def _installed() -> bool:
+    return all(find_spec(name) is not None for name in ("numpy", "ml_dtypes"))
+
+
+def already(target: Path, identity: str, record: str) -> Merged | None:
+    """Return the same result where the target holds it. Raises ConflictError where it holds anything else."""
+    try:
+        entries = list(target.iterdir())
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise errors.ConflictError(f"{target} is a file", fix="name a folder that is not there yet") from error
+    if not entries:
+        return None
+    found = same(target, identity, record)
+    if found is None:
+        raise errors.ConflictError(
+            f"{target} is there already", why="it holds something else", fix="name another folder, or remove it"
+        )
+    return found
+
+
+def same(target: Path, identity: str, record: str) -> Merged | None:
+    """Return the result of a plan where the target holds it whole, None for anything else."""
+    try:
+        told = json.loads((target / record).read_bytes())
+        if told["plan"] != identity or any(
+            (target / path).stat().st_size != file["size"] for path, file in told["files"].items()
+        ):
+            return None
+        return Merged(
+            path=str(target), plan=identity, files=told["files"], facts=told["facts"],
+            findings=msgspec.convert(told["findings"], list[Finding]), joined=True,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _room(parent: Path, stage: Path, plan: Plan) -> None:
+    """Raise DiskFullError where the result does not fit beside what is there."""
+    have = 0
+    if (stage / OUT).is_dir():
+        have = sum(f.stat().st_blocks * 512 for f in (stage / OUT).rglob("*") if f.is_file())
+    need = plan.size + sum(4 * step.origin.count for step in plan.steps if step.computed) + _MARGIN - have
+    free = free_bytes(parent)
+    if free < need:
+        raise errors.DiskFullError(
+            f"there is no room for the result in {parent}",
+            why=f"it needs {need} bytes, {free} are free",
+            fix="free some space, or name a folder on another disk",
+            needed_bytes=need,
+            free_bytes=free,
+        )
+
+
+@contextmanager
+def held(stage: Path) -> Iterator[None]:
+    """Hold the staging folder against others. Raises ConflictError when another process has it."""
+    descriptor = os.open(stage / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise errors.ConflictError(
+                "this is being made already", why=f"another process holds {stage}", fix="wait for it"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _workers(plan: Plan) -> int:
+    """Return the number of threads: one more than processors, as they wait for the disk, and no more than files."""
+    processors = len(os.sched_getaffinity(0))
+    return max(1, min(len(plan.files), processors + 1, _WORKERS_MAX))
+
+
+def quarantine(stage: Path) -> Path:
+    """Set a result that failed apart, so that the next try begins anew."""
+    apart = stage.with_name(stage.name + "-failed")
+    shutil.rmtree(apart, ignore_errors=True)
+    (stage / OUT).rename(apart)
+    (stage / "journal.jsonl").unlink(missing_ok=True)
+    return apart
+
+
+def nothing(count: int, dtype: str) -> errors.RefusedError:
+    """Return the refusal of a result that would equal the base."""
+    nothing = findings.finding(
+        "merge-changes-nothing",
+        "adapter",
+        f"all {count} tensors the adapter touches are the base's, bit for bit, in {dtype}",
+        "merge with --dtype fp32; an adapter whose lora_B is zero has nothing to merge",
+        unchanged_share=1.0,
+    )
+    return errors.RefusedError(
+        "the merged model would equal the base", why=nothing.message, fix=nothing.fix, findings=[nothing]
+    )
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    body = json.dumps(msgspec.to_builtins(record, str_keys=True), indent=1, ensure_ascii=False).encode() + b"\n"
+    with path.open("wb") as stream:
+        stream.write(body)
+        stream.flush()
+        os.fsync(stream.fileno())

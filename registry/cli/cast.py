@@ -1,0 +1,151 @@
+"""`registry cast`: a model in another precision, streamed, every element rounded once and proven."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+
+from weighbridge.adapters.merge import casting
+from weighbridge.adapters.merge.preview import Look
+from weighbridge.adapters.merge.staging import Merged
+from weighbridge.adapters.merge.values import DTYPES
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry.cli import context, options, sides
+from weighbridge.registry.cli.inspect import EXIT, ordered, plain
+from weighbridge.registry.cli.output import Output, size
+from weighbridge.registry.cli.progress import following
+from weighbridge.registry.cli.sides import Side
+from weighbridge.registry.errors import UsageError
+from weighbridge.registry.flow import recast
+from weighbridge.registry.flow.merged import Parent, content_of
+from weighbridge.registry.types import Receipt
+
+SCHEMA: Final = "weighbridge/cast/1"
+
+
+@click.command("cast")
+@click.argument("model", metavar="MODEL")
+@click.option("--dtype", type=click.Choice(list(DTYPES)), required=True, help="The precision of the result.")
+@click.option("--keep-fp32", metavar="CLASSES", help="Layer classes that get fp32: norm,embed,head,router,...")
+@click.option(
+    "--to", "target", metavar="DIR", type=click.Path(path_type=Path), help="The folder that will hold the result."
+)
+@click.option("--name", metavar="NAME", help="Publish the result as NAME-DTYPE [default: the model's name].")
+@click.option("--dry-run", is_flag=True, help="Only say what would be cast and what stands against it.")
+@click.option(
+    "--workers", type=click.IntRange(1, 64), metavar="N", help="Files written at once [default: by processors]."
+)
+@options.remote
+@options.config
+@options.talking
+def cast(
+    *,
+    model: str,
+    dtype: str,
+    keep_fp32: str | None,
+    target: Path | None,
+    name: str | None,
+    dry_run: bool,
+    workers: int | None,
+    remote: str | None,
+    config: str | None,
+    out: Output,
+) -> int | None:
+    """Give MODEL, a folder or name@v7, another precision.
+
+    With --to the result is a folder that appears whole or not at all; without it, or with --name, it is published as
+    NAME-DTYPE with its lineage. Every element is rounded once, to nearest; one that the precision cannot hold refuses
+    the cast with the names of its tensors. A cast that was killed goes on where it was. With --dry-run only headers are
+    read; it ends 0 when the cast can be made, 5 when it is refused, 8 when the folder is not finished.
+    """
+    begun = time.monotonic()
+    keep = sorted({word.strip() for word in (keep_fp32 or "").split(",") if word.strip()})
+    with sides.scratch(["cast", model, remote or ""]) as scratch:
+        side = sides.find(model, scratch, remote, config, out)
+        wanted = name or side.name
+        if target is None and wanted is None and not dry_run:
+            raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
+        seen = casting.look(side.path, dtype=dtype, keep=keep)
+        if dry_run:
+            _show(seen, dtype, out)
+            return EXIT[seen.outcome]
+        place = target if target is not None else scratch() / "result"
+        with following(out) as follower:
+            done = casting.cast(seen, place, workers=workers, progress=follower.total)
+        receipt = None
+        if name is not None or target is None:
+            assert wanted is not None
+            how = _How(dtype, keep, recast.cast_name(wanted, dtype))
+            chosen = context.choose_remote(context.settings(config), remote)
+            receipt = _publish(done, seen, side, how, chosen=chosen, out=out)
+        _tell(done, seen, receipt, time.monotonic() - begun, out)
+    return None
+
+
+class _How(NamedTuple):
+    """What was asked for: the precision, the classes of layers that get fp32, and the name of the result."""
+
+    dtype: str
+    keep: list[str]
+    name: str
+
+
+def _publish(done: Merged, seen: Look, side: Side, how: _How, *, chosen: RemoteSettings, out: Output) -> Receipt:
+    """Publish a cast folder as a version of its own name."""
+    assert seen.base is not None
+    content = side.content or content_of(seen.base)
+    ref = side.ref if side.content else seen.base.base.id or seen.base.artifact
+    admission = recast.admit_cast(
+        done, seen, Parent(ref=ref, content=content), side.facts,
+        name=how.name, policy=sides.rules(chosen), host=socket.gethostname(),
+    )  # fmt: skip
+    key = recast.derivation(content, how.dtype, how.keep)
+    return sides.publish_made(how.name, admission, key, maker="cast", chosen=chosen, out=out)
+
+
+def _show(seen: Look, dtype: str, out: Output) -> None:
+    """Print what would be cast."""
+    if out.as_json:
+        out.json(plain({**_document(seen), "dry_run": True}))
+        return
+    out.say(f"{seen.outcome}: {seen.facts.get('architecture') or 'a model'} to {dtype}")
+    for label, count in sorted(seen.facts.get("cast", {}).items()):
+        out.say(f"  {count} tensors {label}")
+    for one in ordered(seen.findings):
+        out.say(f"  {one.severity}  {one.code}  {one.message}")
+        if one.fix:
+            out.say(f"    fix: {one.fix}")
+
+
+def _document(seen: Look) -> dict[str, Any]:
+    return {"schema": SCHEMA, "outcome": seen.outcome, "facts": seen.facts, "findings": seen.findings}
+
+
+def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output) -> None:
+    """Print where the result lies, and what was proven."""
+    ref = f"{receipt.name}@v{receipt.n}" if receipt is not None else None
+    if out.as_json:
+        document = _document(seen) | {
+            "dry_run": False,
+            "path": done.path,
+            "ref": ref,
+            "joined": done.joined or (receipt is not None and receipt.joined),
+            "facts": done.facts,
+            "findings": done.findings,
+            "files": [{"path": path, **file} for path, file in sorted(done.files.items())],
+            "seconds": round(seconds, 3),
+        }
+        out.json(plain(document))
+        return
+    proof = done.facts["proof"]
+    if done.joined:
+        out.talk("the same cast lies there already")
+    whole = size(sum(file["size"] for file in done.files.values()))
+    out.talk(
+        f"{whole} in {seconds:.1f} s; {proof['tensors_cast']} tensors cast, {proof['elements_exact']} of "
+        f"{proof['elements_cast']} elements exactly, {proof['elements_to_zero']} to zero; "
+        f"{proof['tensors_copied']} copied byte for byte"
+    )
+    out.say(ref or done.path)

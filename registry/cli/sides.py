@@ -1,0 +1,142 @@
+"""What a merge or a cast is made of, a folder or a published version that is fetched for it; and how it goes out."""
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from weighbridge.adapters import license  # noqa: A004 - the module is about licences
+from weighbridge.adapters.plan import Policy
+from weighbridge.config.places import cache_dir
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry.cli import context, fresh
+from weighbridge.registry.cli.output import Output
+from weighbridge.registry.cli.progress import following
+from weighbridge.registry.errors import NotFoundError, WeighbridgeError
+from weighbridge.registry.flow import stage as staging
+from weighbridge.registry.flow.admit import Admission
+from weighbridge.registry.flow.publish import prepare, publish
+from weighbridge.registry.flow.pull import checked_manifest, pull
+from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.hub_rules import is_repo_id
+from weighbridge.registry.refs import shown
+from weighbridge.registry.types import BaseFacts, Facts, Owner, Provenance, Receipt
+
+
+class Side(NamedTuple):
+    """Where it lies, and what is known of it where it is a published version."""
+
+    path: Path
+    ref: str
+    name: str | None = None
+    content: str | None = None
+    facts: Facts | None = None
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Where a published version comes from."""
+        return self.facts.provenance if self.facts is not None else None
+
+    @property
+    def base(self) -> BaseFacts:
+        """The base of a published version."""
+        return self.facts.base if self.facts is not None else BaseFacts()
+
+
+@contextmanager
+def scratch(words: Sequence[str]) -> Iterator[Callable[[], Path]]:
+    """Yield what makes the folder of one command, named after its words; it stays where the command failed."""
+    named = sha256_bytes("\0".join(words).encode("utf-8", "surrogateescape"))
+    place = Path(cache_dir(os.environ), "merge", named[:16])
+
+    def make() -> Path:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place
+
+    yield make
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def find(
+    text: str, make: Callable[[], Path], remote: str | None, config: str | None, out: Output, *, hub: bool = False
+) -> Side:
+    """Return what a word of the command means; with `hub` it may be an id in the Hub cache. Raises NotFoundError."""
+    if Path(text).exists():
+        return Side(Path(text), text)
+    cached = license.cache_folder(text, None, license.cache_roots(os.environ)) if hub and is_repo_id(text) else None
+    if cached is not None:
+        return Side(cached, text)
+    if "/" in text or text.startswith((".", "~")):
+        raise NotFoundError(
+            f"there is no {shown(text)}",
+            why="it is no folder here" + (", and not in the Hub cache" if hub else ""),
+            fix="name a folder that exists, or a version such as name@v7",
+        )
+    return _fetched(text, make(), remote, config, out)
+
+
+def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, out: Output) -> Side:
+    """Return a published version as a folder."""
+    chosen = context.choose_remote(context.settings(config), remote)
+    with fresh.opened(chosen, out, ref=ref) as opened:
+        version = opened.resolve(ref)
+        place = scratch / f"{version.name}@v{version.n}"
+        with following(out) as follower:
+            pull(
+                opened.remote,
+                version.name,
+                version.n,
+                place,
+                manifest_sha256=version.manifest,
+                card_sha256=version.card,
+                begin=follower.begin,
+                progress=follower.moved,
+            )
+        manifest = checked_manifest(opened.remote, version.name, version.n, version.manifest)
+    return Side(place, version.ref, version.name, version.content, manifest.facts)
+
+
+def rules(chosen: RemoteSettings) -> Policy:
+    """Return the rules of one remote."""
+    return Policy(
+        paths=chosen.paths,  # type: ignore[arg-type]
+        unknown_license=chosen.unknown_license,  # type: ignore[arg-type]
+        deny_licenses=chosen.deny_licenses,
+        remote_code=chosen.remote_code,  # type: ignore[arg-type]
+    )
+
+
+def publish_made(
+    name: str, admission: Admission, derivation: str, *, maker: str, chosen: RemoteSettings, out: Output
+) -> Receipt:
+    """Publish what a command has made, or join what was made from the same before; `maker` is the command."""
+    untold: list[WeighbridgeError] = []
+    opened = context.connect(chosen)
+    try:
+        owner = Owner(host=socket.gethostname(), daemon=f"{maker} by {fresh.whoami()}")
+        registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
+        with following(out) as follower:
+            candidate = prepare(
+                opened,
+                name,
+                admission.files,
+                admission.facts,
+                transform=admission.transform,
+                made=admission.made,
+                derivation=derivation,
+                progress=follower.total,
+            )
+            try:
+                receipt = publish(
+                    opened, chosen.name, registry, candidate, owner, untold=untold.append, progress=follower.total
+                )
+            except BaseException:
+                staging.discard(candidate.bundle)
+                raise
+    finally:
+        opened.close()
+    fresh.published(chosen, receipt, untold, out)
+    return receipt
