@@ -1,6 +1,6 @@
 """Is one weights file whole? Pointer, dead link, other container, header, length: each fault with its figures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from weighbridge.adapters.formats import sniff
@@ -95,6 +95,29 @@ def file_name_unsafe(path: str, fault: str) -> Finding:
     """Return the finding for a file that no remote can hold under its name."""
     return findings.finding(
         "file-name-unsafe", path, f"{shown(path)} cannot be published under this name: {fault}", "rename the file"
+    )
+
+
+def without_config(config: str, weights: Sequence[str], *, owed: bool) -> Finding:
+    """Return the finding for a model's weights beside which no config.json lies; one rule for every container.
+
+    `owed` says that libraries look for such weights through a config (`layout.owes_config`): those are not whole
+    without it. Others are taken in as what they are, and whoever publishes them is warned.
+    """
+    if owed:
+        return findings.finding(
+            "config-missing",
+            config,
+            f"{config} is missing: weights alone do not say what model they are",
+            "save the model's config beside its weights",
+            missing_files=[config],
+        )
+    return findings.finding(
+        "config-absent",
+        weights[0],
+        f"{some(weights)}: no {config} says what model they are: only a program that knows it can load what is "
+        "published",
+        f"put the model's config beside them as {config}, where it has one",
     )
 
 

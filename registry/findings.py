@@ -34,6 +34,9 @@ CODES: Final[dict[str, Code]] = {
     "json-damaged": Code("block", "a configuration file is not valid JSON", integrity=True),
     "weights-missing": Code("block", "a config without its weights", integrity=True),
     "config-missing": Code("block", "weights without the config that says how to use them", integrity=True),
+    "config-absent": Code(
+        "note", "weights under a name of their tool's own, beside no config; whoever publishes them is warned"
+    ),
     "no-artifact": Code("block", "nothing here can be published"),
     "index-damaged": Code("block", "an index cannot be read", integrity=True),
     "index-missing": Code("block", "shards without an index", integrity=True),
