@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from weighbridge.adapters import packed_weights, weights
+from weighbridge.adapters import keys, packed_weights, weights
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.quantization import Quantization
 from weighbridge.adapters.whole import counted, some
@@ -179,7 +179,7 @@ def layers(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: st
     count = next((n for key in _COUNTS if isinstance(n := inner.get(key), int) and not isinstance(n, bool)), 0)
     if not tensors or not 0 < count <= _LAYER_LIMIT:
         return {}, []
-    mine = [name for name in tensors if inner is config or not _OTHER_TOWER.search(name)]
+    mine = [_bare(name) for name in tensors if inner is config or not _OTHER_TOWER.search(name)]
     numbers = {int(match[1]) for name in mine if (match := _NUMBER.search(name)) is not None}
     known = str(inner.get("model_type")) in _NUMBERED
     if known:
@@ -201,6 +201,13 @@ def layers(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: st
         missing_layers=missing,
     )
     return {}, [fault]
+
+
+def _bare(name: str) -> str:
+    """Return a name without the segments of wrappers, which may stand between a layer and its number."""
+    for segment in keys.WRAPPERS:
+        name = name.replace(segment, "")
+    return name
 
 
 def _uniform(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: str) -> Checked:
