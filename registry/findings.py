@@ -174,6 +174,7 @@ CODES: Final[dict[str, Code]] = {
     "weights-none": Code("block", "a file or folder that holds no weights"),
     "weights-ambiguous": Code("block", "several tables of a checkpoint could be the model"),
     "weight-sets": Code("warn", "a checkpoint holds several sets of weights, of which one is taken"),
+    "average-partial": Code("warn", "a running average that lacks tensors of the model, and is not preferred to it"),
     "names-collide": Code("block", "without the wrappers' segments two tensors would have one name", integrity=True),
     "tensor-unstorable": Code("block", "a tensor that safetensors cannot hold", integrity=True),
     "copies-disagree": Code("block", "two files that should be the same weights hold different values", integrity=True),
