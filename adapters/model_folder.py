@@ -194,7 +194,7 @@ def look_at_values(draft: Draft, found: WeightSet) -> None:
                     inf[name] = seen.inf
         except (OSError, FormatFault):
             return
-    draft.findings.extend(values.broken(found.files[0], nan, inf))
+    draft.findings.extend(values.broken(found.files[0], nan, inf, found.owners))
 
 
 def _compare(draft: Draft, found: WeightSet, lying: list[File]) -> None:

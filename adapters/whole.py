@@ -133,8 +133,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def some(names: Iterable[str]) -> str:
+def some(names: Iterable[str], *, between: str = ", ") -> str:
     """Return the first few names as text, and how many more there are."""
     every = list(names)
-    text = ", ".join(every[:_SHOWN])
+    text = between.join(every[:_SHOWN])
     return f"{text} and {len(every) - _SHOWN} more" if len(every) > _SHOWN else text

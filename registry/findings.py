@@ -61,6 +61,15 @@ CODES: Final[dict[str, Code]] = {
     "base-local-path": Code("warn", "the adapter's base is named by a path"),
     "base-quantized": Code("warn", "the adapter's base is a quantized repository"),
     "base-mutated-at-start": Code("warn", "the adapter's start method changed the base"),
+    "adapter-number-invalid": Code(
+        "block", "a rank or an alpha of an adapter config that is no possible number", integrity=True
+    ),
+    "adapter-pattern-invalid": Code(
+        "block", "a pattern of an adapter config that is no regular expression", integrity=True
+    ),
+    "adapter-pattern-untried": Code(
+        "warn", "a pattern of an adapter config that could run for ever, so what it covers is not known"
+    ),
     "adapter-fields-unknown": Code("warn", "an adapter config has fields that PEFT ignores"),
     "adapter-fields-legacy": Code("note", "an adapter config has fields that PEFT has dropped"),
     "peft-type-unknown": Code("note", "an adapter type this version does not know"),
