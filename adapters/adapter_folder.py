@@ -4,7 +4,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from weighbridge.adapters import audit, keys, layout, model_folder, peft_config, riders, torch_weights, values, weights
+from weighbridge.adapters import (
+    audit,
+    keys,
+    layout,
+    model_folder,
+    peft_config,
+    peft_faults,
+    riders,
+    torch_weights,
+    values,
+    weights,
+)
 from weighbridge.adapters.audit import Loaded
 from weighbridge.adapters.draft import Draft, read_json
 from weighbridge.adapters.families import assembled, pickled
@@ -35,7 +46,7 @@ def judge(place: Place) -> Draft:
     peft_type = ""
     if config is not None:
         facts, adapter, base, found = peft_config.read(config, draft.config_path)
-        draft.add(facts, found)
+        draft.add(facts, [*found, *peft_faults.judge(config, draft.config_path)])
         draft.adapter, draft.base = adapter, base
         peft_type = str(facts["peft_type"] or "")
         if not peft_type:

@@ -236,7 +236,7 @@ def ranks(it: Loaded) -> Checked:
     facts["rank_from_shapes"] = every.most_common(1)[0][0]
     if len(widths) == 1:
         facts["hidden_size_from_shapes"] = widths.pop()
-    stated = peft_config.number(it.config.get("r"))
+    stated = peft_config.number(it.config.get("r", peft_config.DEFAULT_RANK))
     table = peft_config.patterns(it.config, "rank_pattern")
     if stated is None or it.peft_type != "LORA" or any(it.config.get(option) for option in _NOT_EXACT):
         return facts, []
@@ -260,7 +260,7 @@ def ranks(it: Loaded) -> Checked:
     fault = findings.finding(
         "rank-mismatch",
         it.subject,
-        f"the config says rank {expected:g}, the matrices of {counted(len(wrong), 'module')} have rank "
+        f"{_says(it.config, expected)}, the matrices of {counted(len(wrong), 'module')} have rank "
         f"{', '.join(map(str, sorted({r for pair in wrong.values() for r in pair})))} (such as {module}): the adapter "
         "would not load, or be applied with another strength",
         "put the adapter_config.json of the same save beside the weights",
@@ -269,6 +269,11 @@ def ranks(it: Loaded) -> Checked:
         modules=list(wrong)[:50],
     )
     return facts, [fault]
+
+
+def _says(config: Mapping[str, Any], expected: float) -> str:
+    stated = "r" in config or expected != peft_config.DEFAULT_RANK
+    return f"the config says rank {expected:g}" if stated else f"the config states no rank and PEFT takes {expected:g}"
 
 
 def _expected(module: str, stated: float, table: Mapping[str, int | float]) -> float:

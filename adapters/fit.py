@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from weighbridge.adapters import packed_weights, weights
+from weighbridge.adapters import keys, packed_weights, weights
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.quantization import Quantization
 from weighbridge.adapters.whole import counted, some
@@ -28,6 +28,22 @@ _UNIFORM: Final = frozenset(
     }
 )  # fmt: skip
 """Families whose decoder layers all hold the same tensors, so that one layer tells what another lacks."""
+
+_NUMBERED: Final = _UNIFORM | frozenset(
+    {
+        "bert", "big_bird", "biogpt", "bloom", "camembert", "codegen", "cohere2", "ctrl", "data2vec-text", "deberta-v2",
+        "deepseek_v2", "deepseek_v3", "distilbert", "electra", "ernie", "ernie4_5", "exaone4", "falcon", "falcon_h1",
+        "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granitemoe", "hunyuan_v1_dense", "jamba",
+        "lfm2", "longformer", "mamba", "minimax", "mixtral", "mpnet", "mpt", "nemotron", "nomic_bert", "olmoe", "opt",
+        "persimmon", "phi", "qwen2_moe", "qwen3_moe", "qwen3_next", "recurrent_gemma", "roberta", "roformer", "rwkv",
+        "xglm", "xlm-roberta", "xlnet",
+    }
+)  # fmt: skip
+"""Families with tensors under every number from 0 to the count of layers: state dicts of transformers 5.24."""
+
+_COUNTS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_NUMBER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.([0-9]{1,5})\.")
+_OTHER_TOWER = re.compile(r"(?:^|[._])(?:vision|visual|image|audio|speech)")
 
 _SAMPLING: Final[dict[str, Any]] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 50, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
@@ -147,28 +163,74 @@ def vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject
 
 
 def required(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: str) -> Checked:
-    """Find tensors that every model of a known family has and this one lacks."""
+    """Find tensors that every model of a known family has and this one lacks, and layers of which nothing is there."""
     if any(".lora_" in name or ".base_layer." in name or name.startswith("base_model.") for name in tensors):
         return {}, []  # told as not merged
+    facts, found = ({}, []) if packed_weights.is_packed(tensors) else _uniform(config, tensors, subject)
+    return (facts, found) if found else layers(config, tensors, subject)
+
+
+def layers(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: str) -> Checked:
+    """Find layers that the config counts and of which no file holds a single tensor, however they are packed.
+
+    Of families that are not known only a model without any layer is told, where no name counts anything.
+    """
+    inner = text_config(config)
+    count = next((n for key in _COUNTS if isinstance(n := inner.get(key), int) and not isinstance(n, bool)), 0)
+    if not tensors or not 0 < count <= _LAYER_LIMIT:
+        return {}, []
+    mine = [_bare(name) for name in tensors if inner is config or not _OTHER_TOWER.search(name)]
+    numbers = {int(match[1]) for name in mine if (match := _NUMBER.search(name)) is not None}
+    known = str(inner.get("model_type")) in _NUMBERED
+    if known:
+        missing = [i for i in range(count) if i not in numbers]
+    else:
+        counted_on = any(any(map(str.isdigit, name)) for name in mine) or any(
+            len(t.shape) > 1 and t.shape[0] == count and not _EMBEDDING.search(name) for name, t in tensors.items()
+        )
+        missing = [] if counted_on else list(range(count))
+    if not missing:
+        return {}, []
+    which = "any of them" if len(missing) == count else f"{counted(len(missing), 'layer')} ({some(map(str, missing))})"
+    fault = findings.finding(
+        "tensor-missing",
+        subject,
+        f"the config counts {counted(count, 'layer')}, and no file holds a tensor of {which}; a loader fills in random "
+        "values",
+        "save the model again",
+        missing_layers=missing,
+    )
+    return {}, [fault]
+
+
+def _bare(name: str) -> str:
+    """Return a name without the segments of wrappers, which may stand between a layer and its number."""
+    for segment in keys.WRAPPERS:
+        name = name.replace(segment, "")
+    return name
+
+
+def _uniform(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: str) -> Checked:
+    """Find what one layer of a family has and another lacks, and embedding, last norm and head."""
     architectures = config.get("architectures")
     causal = isinstance(architectures, list) and str(architectures[:1]).endswith("ForCausalLM']")
     if str(config.get("model_type")) not in _UNIFORM or not causal:
         return {}, []
-    layers: dict[int, set[str]] = {}
+    held: dict[int, set[str]] = {}
     stem = ""
     for name in tensors:
         match = _LAYER.fullmatch(name)
         if match is not None:
             stem = match["stem"]
-            layers.setdefault(int(match["i"]), set()).add(match["rest"])
-    every = set().union(*layers.values()) if layers else set()
+            held.setdefault(int(match["i"]), set()).add(match["rest"])
+    every = set().union(*held.values()) if held else set()
     count = config.get("num_hidden_layers")
-    if not isinstance(count, int) or not 0 < count <= _LAYER_LIMIT or not layers:
+    if not isinstance(count, int) or not 0 < count <= _LAYER_LIMIT or not held:
         return {}, []
-    if len(every) < _LAYER_SIZE and len(layers) >= count:
+    if len(every) < _LAYER_SIZE and len(held) >= count:
         return {}, []  # every layer is there, and none of them tells what the others lack
     root = stem.removesuffix("layers.")
-    missing = [f"{stem}{i}.{rest}" for i in range(count) for rest in sorted(every - layers.get(i, set()))]
+    missing = [f"{stem}{i}.{rest}" for i in range(count) for rest in sorted(every - held.get(i, set()))]
     if not any(_EMBEDDING.search(name) for name in tensors):
         missing.append(f"{root}embed_tokens.weight")
     if root and f"{root}norm.weight" not in tensors and any("norm" in rest for rest in every):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from weighbridge.adapters import patterns
 from weighbridge.adapters.peft_types import KINDS, LEGACY_KINDS
 
 PREFIX: Final = "base_model.model."
@@ -28,10 +29,6 @@ _LORA = re.compile(
 _TOKENS = re.compile(r"(?:(?P<module>.*)\.)?(?:token_adapter\.)?trainable_tokens_(?:delta|original)(?:\.(?P<rest>.+))?")
 _TAILS: Final = frozenset({"weight", "bias"})
 _PLAIN: Final = frozenset({"lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "lora_E", "lora_ranknum"})
-_PATTERN_LIMIT: Final = 2000
-_REPEAT_LIMIT: Final = 7
-_REPEAT = re.compile(r"[+*]|\{[0-9]*,")
-_NESTED = re.compile(r"[+*}]\)*\)[+*{]")
 _OUTER: Final = ("module.", "model.base_model.", "_orig_mod.", "base_model.base_model.", "student.", "policy.")
 
 
@@ -112,16 +109,8 @@ def is_torchtune(names: Iterable[str]) -> bool:
 
 
 def matches(pattern: str, module: str) -> bool | None:
-    """Return whether a regular expression of a config covers a module's whole path; None where it is not tried.
-
-    The pattern comes with the folder: one that is long, repeats often or repeats a repetition could run for ever.
-    """
-    if len(pattern) > _PATTERN_LIMIT or _NESTED.search(pattern) or len(_REPEAT.findall(pattern)) > _REPEAT_LIMIT:
-        return None
-    try:
-        return re.fullmatch(pattern, module) is not None
-    except (re.error, RecursionError, OverflowError):
-        return None
+    """Return whether a regular expression of a config covers a module's whole path; None where it is not tried."""
+    return patterns.pattern(pattern).matches(module)
 
 
 def _has(name: str, segment: str) -> bool:

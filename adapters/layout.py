@@ -48,6 +48,9 @@ _RNG_RANK = re.compile(r"rng_state_([0-9]+)\.pth")
 _MODEL_PICKLE = re.compile(
     r"(?:diffusion_)?pytorch_model(?:[-.][\w.-]+)?\.bin(?:\.index\.json)?|model-[0-9]+-of-[0-9]+\.bin"
 )
+_MODEL_SAFETENSORS = re.compile(r"(?:diffusion_pytorch_)?model(?:[._][\w-]+)?\.safetensors")
+"""transformers, diffusers with their variants, and accelerate, which numbers further models."""
+
 _TAG = re.compile(r"global_step[0-9]+")
 _SLICE = re.compile(r"shard-(?P<rank>[0-9]{5})-(?P<rest>model-[0-9]{5}-of-[0-9]{5}\.safetensors)")
 """A rank's part of each tensor (torch.distributed.checkpoint: HuggingFaceStorageWriter with save_distributed)."""
@@ -325,6 +328,21 @@ def is_tag_name(name: str) -> bool:
 def is_model_pickle(name: str) -> bool:
     """Return whether transformers or accelerate save a whole model, or a shard of one, as a pickle under this name."""
     return _MODEL_PICKLE.fullmatch(name) is not None
+
+
+def owes_config(names: Collection[str]) -> bool:
+    """Return whether weights lie under names by which libraries find a model through its config.json.
+
+    An index, shards, `model.safetensors` and its variants, `pytorch_model.bin` and its kin, in whatever container. What
+    a training tool names its own way (`last.ckpt`, `weights.safetensors`, pieces, rank files) is no library's model.
+    """
+    return any(
+        name.endswith(_INDEX_SUFFIX)
+        or is_model_pickle(name)
+        or shard_of(name) is not None
+        or _MODEL_SAFETENSORS.fullmatch(name) is not None
+        for name in names
+    )
 
 
 def is_bare(names: Collection[str]) -> bool:

@@ -14,7 +14,7 @@ from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import VALUES_LIMIT, Place
 from weighbridge.adapters.weights import WeightSet
-from weighbridge.adapters.whole import file_findings, some
+from weighbridge.adapters.whole import file_findings, some, without_config
 from weighbridge.registry import findings
 
 _FOREIGN: Final = (".h5", ".msgpack", ".ot", ".onnx", ".tflite")
@@ -41,13 +41,13 @@ def judge(place: Place) -> Draft:
     else:
         _no_weights(draft)
     if config is None and layout.MODEL_CONFIG not in place.names and (found is not None or pickles):
-        draft.add({"missing_files": [draft.config_path]}, [_no_config(draft.config_path)])
+        _no_config(draft, found, pickles)
     if packing is not None:
         draft.facts |= {"quant_method": packing.method, "bits": packing.bits}
     if config is not None:
         tensors = found.tensors if found is not None else {}
         draft.add(*fit.judge(config, tensors, packing, draft.config_path))
-        if found is not None and found.sound and not packed_weights.is_packed(tensors):
+        if found is not None and found.sound:
             draft.add(*fit.required(config, tensors, draft.config_path))
         draft.needs_code = bool(config.get("auto_map"))
         if draft.weights is not None:
@@ -99,20 +99,21 @@ def _kindless(draft: Draft) -> Draft:
     return draft
 
 
-def _no_config(path: str) -> Any:
-    return findings.finding(
-        "config-missing",
-        path,
-        f"{path} is missing: weights alone do not say what model they are",
-        "save the model's config beside its weights",
-        missing_files=[path],
-    )
+def _no_config(draft: Draft, found: WeightSet | None, pickles: list[File]) -> None:
+    path = draft.place.path(layout.MODEL_CONFIG)
+    listed = [*(found.files if found is not None else ()), *(f.path for f in pickles)]
+    listed += [found.index] if found is not None and found.index is not None else []
+    owed = layout.owes_config([name.rpartition("/")[2] for name in listed])
+    draft.add({"missing_files": [path]} if owed else {}, [without_config(path, listed, owed=owed)])
 
 
 def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization | None, *, from_pickles: bool) -> None:
-    quantized = packing is not None and (packed_weights.is_packed(found.tensors) or not found.tensors)
-    count = _logical(draft, found, packing) if packing is not None and quantized else None
-    counted, summary = weights.summary(found.tensors, parameters=count, shards=max(1, len(found.files)))
+    packed = packed_weights.is_packed(found.tensors)
+    quantized = packing is not None and (packed or not found.tensors)
+    counted, summary = weights.summary(found.tensors, shards=max(1, len(found.files)))
+    if packed:
+        counted["param_count"] = _logical(draft, found, packing)
+        summary = msgspec.structs.replace(summary, parameters=counted["param_count"])
     invalid = sum(1 for f in found.findings if f.code == "tensor-invalid")
     counted["tensor_count"] += invalid
     draft.weights = summary
@@ -162,13 +163,14 @@ def _take_in(draft: Draft, found: WeightSet, packing: quantization.Quantization 
         look_at_values(draft, found)
 
 
-def _logical(draft: Draft, found: WeightSet, packing: quantization.Quantization) -> int:
-    """Return how many weights a packed set holds."""
+def _logical(draft: Draft, found: WeightSet, packing: quantization.Quantization | None) -> int | None:
+    """Return how many weights a packed set holds, None where nothing tells it."""
     try:
         stated = packed_weights.shapes(found, draft.place.reader)
     except OSError:
         stated = {}
-    return packed_weights.parameters(found.tensors, packing.bits, quantization.by_module(draft.config or {}), stated)
+    bits = packing.bits if packing is not None else None
+    return packed_weights.parameters(found.tensors, bits, quantization.by_module(draft.config or {}), stated)
 
 
 def look_at_values(draft: Draft, found: WeightSet) -> None:
@@ -192,7 +194,7 @@ def look_at_values(draft: Draft, found: WeightSet) -> None:
                     inf[name] = seen.inf
         except (OSError, FormatFault):
             return
-    draft.findings.extend(values.broken(found.files[0], nan, inf))
+    draft.findings.extend(values.broken(found.files[0], nan, inf, found.owners))
 
 
 def _compare(draft: Draft, found: WeightSet, lying: list[File]) -> None:

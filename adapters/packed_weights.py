@@ -26,31 +26,34 @@ _SIDE = re.compile(
     r"|(?:input|output|k|v|q|act)_(?:scale|zero_point)|SCB|absmax|quant_map|nested_absmax|nested_quant_map"
     r"|quant_state(?:\..*)?|perm|biases)$"
     r"|\.weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*)$"
-    r"|_scales$|\.zeros$"
+    r"|\.weight\._(?:scale|shift)$|_scales$|\.zeros$"
 )
 _WORDS: Final = frozenset({"I32", "U32"})
 _INTEGERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32"})
 _SHAPE: Final = ".weight_shape"
 _RANK_LIMIT: Final = 8
+_UNKNOWN: Final = -1
 
 
 def is_packed(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether some weights are stored below 16 bits or packed into integers, in whatever way."""
-    return any(_logical(tensor, tensors, None, {}, {}) is not None for tensor in tensors.values()) or _strange(tensors)
+    if any(_logical(tensor, tensors, None, {}, {}) is not None for tensor in tensors.values()):
+        return True
+    return bool(_strange(tensors))
 
 
-def _strange(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether integer matrices lie beside a float of a module without a weight: a packing of another tool's."""
+def _strange(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Return modules without a weight whose integer matrices lie beside a float: some are another tool's packing."""
     codes = {n.rpartition(".")[0] for n, t in tensors.items() if t.dtype in _INTEGERS and len(t.shape) > 1}
     if not codes:
-        return False
+        return set()
     floats: set[str] = set()
     plain: set[str] = set()
     for name, tensor in tensors.items():
         if tensor.dtype in FLOATS:
             stem, _, last = name.rpartition(".")
             (plain if last == "weight" and len(tensor.shape) > 1 else floats).add(stem)
-    return bool(codes & (floats - plain))
+    return codes & (floats - plain)
 
 
 def is_side(tensor: Tensor, tensors: Mapping[str, Tensor]) -> bool:
@@ -64,17 +67,23 @@ def is_side(tensor: Tensor, tensors: Mapping[str, Tensor]) -> bool:
 
 def parameters(
     tensors: Mapping[str, Tensor], bits: int | None, modules: Mapping[str, int], stated: Mapping[str, int]
-) -> int:
-    """Return the logical number of weights, without scales, zeros and indices.
+) -> int | None:
+    """Return the logical number of weights, without scales, zeros and indices; None where no file tells it.
 
     `bits` are the config's and `modules` those of modules that differ; `stated` counts the weights of modules whose
-    file says their shape (`shapes`).
+    file says their shape (`shapes`). Nothing is guessed: one module of an unknown packing makes the number unknown.
     """
     total = 0
+    strange = _strange(tensors)
     for tensor in tensors.values():
-        if not is_side(tensor, tensors):
-            logical = _logical(tensor, tensors, bits, modules, stated)
-            total += tensor.elements if logical is None else logical
+        if is_side(tensor, tensors):
+            continue
+        logical = _logical(tensor, tensors, bits, modules, stated)
+        if logical is None and tensor.dtype in _INTEGERS and tensor.name.rpartition(".")[0] in strange:
+            logical = _UNKNOWN
+        if logical == _UNKNOWN:
+            return None
+        total += tensor.elements if logical is None else logical
     return total
 
 
@@ -113,7 +122,7 @@ def _logical(
     modules: Mapping[str, int],
     stated: Mapping[str, int],
 ) -> int | None:
-    """Return how many weights a packed tensor holds, None for a plain one; stored elements where nothing tells it."""
+    """Return how many weights a packed tensor holds, None for a plain one, _UNKNOWN where nothing tells it."""
     if tensor.dtype in FLOATS or is_side(tensor, tensors):
         return None
     stem, _, last = tensor.name.rpartition(".")
@@ -124,13 +133,16 @@ def _logical(
     if tensor.dtype in _WORDS:
         if last == "qweight":
             sides = _sides(tensor, stem, tensors)
-            return sides if sides and sides <= room else room // own if own else tensor.elements
+            return sides if sides and sides <= room else room // own if own else _UNKNOWN
         if last != "weight_packed" and f"{stem}.scales" not in tensors:
             return None
-        return room // own if own else tensor.elements
+        return room // own if own else _UNKNOWN
     if tensor.dtype == "U8":
-        blocks = last.endswith("_blocks") or last in {"weight", "qweight", "weight_packed"}
-        return room // (own if own and own < 8 else 4) if blocks else None
+        if last.endswith("_blocks") or f"{tensor.name}.absmax" in tensors:
+            return room // (own if own and own < 8 else 4)  # mxfp4 and bitsandbytes keep two weights a byte
+        if last in {"weight", "qweight", "weight_packed"}:
+            return room // own if own else _UNKNOWN
+        return None
     if tensor.dtype == "I8" or tensor.dtype.startswith(("F8_E4M3", "F8_E5M2", "F4", "F6")):
         return tensor.elements
     return None

@@ -13,6 +13,9 @@ from weighbridge.registry import findings
 from weighbridge.registry.types import AdapterFacts, BaseFacts, Finding
 
 SCALED: Final = frozenset({"LORA", "LOHA", "LOKR"})
+DEFAULT_RANK: Final = 8
+"""What LoraConfig takes where no rank is stated."""
+
 _DEFAULT_ALPHA: Final = 8
 _MUTATING: Final = re.compile(r"pissa(?:_niter_[0-9]+)?|olora|corda|loftq|lora_ga", re.IGNORECASE)
 _QUANTIZED: Final = re.compile(

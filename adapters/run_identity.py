@@ -38,17 +38,19 @@ class Run(NamedTuple):
     name: str
 
 
-def run_of(root: str, path: str, *, above_is_artifact: bool) -> Run:
+def run_of(root: str, path: str, *, above_is_artifact: bool, paired: bool = False) -> Run:
     """Return the run of an artifact's folder under a watched root.
 
-    `above_is_artifact` tells that the folder above holds an artifact or numbered checkpoints itself.
+    `above_is_artifact` tells that the folder above holds an artifact or numbered checkpoints itself, `paired` that raw
+    weights and their running average lie side by side, this being one of the two: then the folder of both is the run.
     """
     folder = path
     while folder != root:
         above, _, name = folder.rpartition("/")
         checkpoint = layout.is_step_like(name) or (folder == path and above_is_artifact)
         # Right under the root a folder named `model` is a run of that name; a numbered one makes the root the run.
-        if not checkpoint and (above == root or name.lower() not in _CONVENTIONAL):
+        part = _is_conventional(name) or (folder == path and paired)
+        if not checkpoint and (above == root or not part):
             break
         folder = above
     relative = folder[len(root) + 1 :].split("/") if folder != root else [root.rpartition("/")[2]]
@@ -61,8 +63,15 @@ def find(root: str, path: str) -> Run:
         names = set(os.listdir(os.path.dirname(path)))  # noqa: PTH120, PTH208 - names of a folder of strings
     except OSError:
         names = set()
+    own = os.path.basename(path)  # noqa: PTH119 - a string
+    paired = layout.raw_of(own) in names or any(layout.raw_of(name) == own for name in names)
     holds = holds_checkpoints(names) or checkpoint.is_candidate(names) or layout.MODEL_CONFIG in names
-    return run_of(root, path, above_is_artifact=holds)
+    return run_of(root, path, above_is_artifact=holds, paired=paired)
+
+
+def _is_conventional(name: str) -> bool:
+    """Tell whether a folder is named after what it holds, raw or averaged, and not after its run."""
+    return name.lower() in _CONVENTIONAL or (layout.raw_of(name) or "").lower() in _CONVENTIONAL
 
 
 def place(path: str, table: str) -> str:

@@ -13,7 +13,7 @@ from weighbridge.adapters import keys, values
 from weighbridge.adapters.formats import safetensors
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.weights import FLOATS
-from weighbridge.adapters.whole import some
+from weighbridge.adapters.whole import counted, some
 from weighbridge.registry import errors
 from weighbridge.registry.findings import finding
 from weighbridge.registry.refs import shown
@@ -181,31 +181,35 @@ class Sieves:
         self._sieves[path] = sieve = Sieve()
         return sieve.see
 
-    def passed(self, path: str) -> None:
-        """Say that a file has passed. Raises RefusedError where it may not go on: then nobody need read the others."""
-        sieve = self._sieves.get(path)
-        broken = _broken(path, sieve) if sieve is not None else None
+    def findings(self) -> list[Finding]:
+        """Return what was seen, when every file has passed, and whose values were not looked at.
+
+        Raises RefusedError where values forbid to publish; the finding names every broken file, not the first alone.
+        """
+        broken = _broken(self._sieves)
         if broken is not None:
             raise errors.RefusedError(
-                f"{shown(path)} cannot be published", why=broken.message, fix=broken.fix, findings=[broken]
+                f"{shown(broken.subject)} cannot be published", why=broken.message, fix=broken.fix, findings=[broken]
             )
-
-    def findings(self) -> list[Finding]:
-        """Return what else was seen, and whose values were not looked at."""
         return [*_zero(self._sieves), *_unread(self._unread, self._sieves)]
 
 
-def _broken(path: str, sieve: Sieve) -> Finding | None:
-    names = sorted({*sieve.nan, *sieve.inf})
-    if not names:
+def _broken(sieves: dict[str, Sieve]) -> Finding | None:
+    names = {path: sorted({*sieve.nan, *sieve.inf}) for path, sieve in sorted(sieves.items())}
+    files = [path for path, held in names.items() if held]
+    if not files:
         return None
+    every = sum(map(len, names.values()))
+    many = f" in {len(files)} of {len(sieves)} files" if len(sieves) > 1 else ""
+    each = some((f"{path}: {some(names[path])}" for path in files), between="; ")
     return finding(
         "values-nan",
-        path,
-        f"{len(names)} tensors of {path} hold NaN or infinities ({some(names)})",
+        files[0],
+        f"{counted(every, 'tensor')}{many} with NaN or infinities ({each})",
         "publish an earlier checkpoint; the training has diverged",
-        nan=sieve.nan,
-        inf=sieve.inf,
+        nan={name: count for path in files for name, count in sieves[path].nan.items()},
+        inf={name: count for path in files for name, count in sieves[path].inf.items()},
+        broken_files=files,
     )
 
 

@@ -78,7 +78,12 @@ def read(file: File, reader: Reader, *, key: str | None = None, whole_names: boo
         sound = sound and not any(f.code == "keys-wrapped" for f in found)
     placed = chosen.weights
     facts |= _facts(directory, chosen)
-    for more in (_sets(file, chosen), collisions(file.path, chosen), unstorable(file.path, placed)):
+    for more in (
+        _sets(file, chosen),
+        partly_averaged(file.path, chosen),
+        collisions(file.path, chosen),
+        unstorable(file.path, placed),
+    ):
         found += more
         sound = sound and not any(f.severity == "block" for f in more)
     if facts.get("collisions"):
@@ -172,6 +177,23 @@ def _sets(file: File, chosen: Selection) -> list[Finding]:
             f"{chosen.weights_key or 'the file itself'} is taken",
             "name another one with registry extract --key NAME",
             weight_sets=list(chosen.weight_sets),
+            weights_key=chosen.weights_key,
+        )
+    ]
+
+
+def partly_averaged(subject: str, chosen: Selection) -> list[Finding]:
+    """Return the finding for an average that was asked for and that lacks tensors of the model."""
+    if not chosen.uncovered:
+        return []
+    return [
+        findings.finding(
+            "average-partial",
+            subject,
+            f"{chosen.average} in {subject} is an average of a part of the model only, without {some(chosen.uncovered)}"
+            f": the raw weights, {chosen.weights_key or 'the file itself'}, are taken",
+            "let the trainer average every tensor, buffers included; registry extract --key takes it as it is",
+            uncovered=list(chosen.uncovered),
             weights_key=chosen.weights_key,
         )
     ]

@@ -78,17 +78,32 @@ def numbers_of(dtype: str, blocks: Iterable[bytes]) -> Numbers:
     return Numbers(nan, inf, zero, tail)
 
 
-def broken(subject: str, nan: dict[str, int], inf: dict[str, int]) -> list[Finding]:
-    """Return the finding for NaN and infinities, none where there are none."""
+def broken(
+    subject: str, nan: dict[str, int], inf: dict[str, int], owners: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Return the finding for NaN and infinities, none where there are none.
+
+    `owners` gives the file of each tensor where there are several; then every broken file is named, not `subject`.
+    """
     if not nan and not inf:
         return []
     data: dict[str, Any] = ({"nan": nan} if nan else {}) | ({"inf": inf} if inf else {})
     names = sorted({*nan, *inf})
+    by_file: dict[str, list[str]] = {}
+    for name in names:
+        by_file.setdefault((owners or {}).get(name, subject), []).append(name)
+    where = some(names)
+    if owners is not None:
+        files = sorted(by_file)
+        data["broken_files"] = files
+        every = len(set(owners.values()))
+        each = some((f"{file}: {some(by_file[file])}" for file in files), between="; ")
+        where = f"in {len(files)} of {counted(every, 'file')}: {each}" if every > 1 else some(names)
     return [
         findings.finding(
             "values-nan",
-            subject,
-            f"{counted(len(names), 'tensor')} with NaN or infinities ({some(names)}): {sum(nan.values())} NaN, "
+            min(by_file),
+            f"{counted(len(names), 'tensor')} with NaN or infinities ({where}): {sum(nan.values())} NaN, "
             f"{sum(inf.values())} infinite",
             "publish an earlier checkpoint; the training has diverged",
             **data,

@@ -49,15 +49,10 @@ def main_dtype(tensors: Iterable[Tensor]) -> str | None:
     return max(sizes, key=lambda dtype: sizes[dtype], default=None)
 
 
-def summary(
-    tensors: Mapping[str, Tensor], *, parameters: int | None = None, shards: int = 1
-) -> tuple[dict[str, Any], WeightsFacts]:
-    """Return the tensor facts of a set under their fact names, and the same for a manifest.
-
-    `parameters` is the logical number of packed weights (`packed_weights.parameters`), None to count every element.
-    """
+def summary(tensors: Mapping[str, Tensor], *, shards: int = 1) -> tuple[dict[str, Any], WeightsFacts]:
+    """Return the tensor facts of a set under their fact names, and the same for a manifest; each element counts."""
     table = histogram(tensors.values())
-    count = sum(tensor.elements for tensor in tensors.values()) if parameters is None else parameters
+    count = sum(tensor.elements for tensor in tensors.values())
     size = sum(tensor.size for tensor in tensors.values())
     facts = {
         "tensor_count": len(tensors),

@@ -1,6 +1,6 @@
 """Is one weights file whole? Pointer, dead link, other container, header, length: each fault with its figures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from weighbridge.adapters.formats import sniff
@@ -98,6 +98,29 @@ def file_name_unsafe(path: str, fault: str) -> Finding:
     )
 
 
+def without_config(config: str, weights: Sequence[str], *, owed: bool) -> Finding:
+    """Return the finding for a model's weights beside which no config.json lies; one rule for every container.
+
+    `owed` says that libraries look for such weights through a config (`layout.owes_config`): those are not whole
+    without it. Others are taken in as what they are, and whoever publishes them is warned.
+    """
+    if owed:
+        return findings.finding(
+            "config-missing",
+            config,
+            f"{config} is missing: weights alone do not say what model they are",
+            "save the model's config beside its weights",
+            missing_files=[config],
+        )
+    return findings.finding(
+        "config-absent",
+        weights[0],
+        f"{some(weights)}: no {config} says what model they are: only a program that knows it can load what is "
+        "published",
+        f"put the model's config beside them as {config}, where it has one",
+    )
+
+
 def header_of(file: File, reader: Reader) -> Header:
     """Return a file's header; one without tensors for links to nothing and pointers."""
     if file.link is not None or reader.container(file) in {"lfs-pointer", "link-text"}:
@@ -110,8 +133,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def some(names: Iterable[str]) -> str:
+def some(names: Iterable[str], *, between: str = ", ") -> str:
     """Return the first few names as text, and how many more there are."""
     every = list(names)
-    text = ", ".join(every[:_SHOWN])
+    text = between.join(every[:_SHOWN])
     return f"{text} and {len(every) - _SHOWN} more" if len(every) > _SHOWN else text

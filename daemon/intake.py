@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from weighbridge.adapters import history, layout, run_identity, sidecar
+from weighbridge.adapters import average, history, layout, run_identity, sidecar
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Allowed, Policy
@@ -159,6 +159,7 @@ class Intake:
         folder, own = os.path.split(job.path)
         beside = os.listdir(folder) if rule.ema != "keep" else []  # noqa: PTH208 - names of a folder of strings
         averaged = artifact.facts.get("averaged") is True
+        artifact = self._whole_average(job, rule, artifact, beside)
         # One transaction: an average that is lost in between would not find what it is to give back.
         with self._store.transaction():
             twins = [other for other in beside if layout.raw_of(other) == own]
@@ -167,6 +168,24 @@ class Intake:
             if why is not None:
                 return self._set_aside(job, "averaged", why)
         return Judged(self._noted(job, run, rule, artifact, note), artifact, run, note)
+
+    def _whole_average(self, job: Job, rule: WatchRule, artifact: Artifact, beside: Sequence[str]) -> Artifact:
+        """Hold a preferred average against the raw weights it would stand for. Raises RefusedError where it is a part.
+
+        The refusal gives the raw weights back; what a person has allowed is published with a warning.
+        """
+        folder, own = os.path.split(job.path)
+        raw = layout.raw_of(own)
+        if rule.ema != "prefer" or raw not in beside:
+            return artifact
+        found = average.partial(Path(job.path), Path(folder, raw))
+        if found is None:
+            return artifact
+        reason = next((row["reason"] for row in self._store.allows(job.path) if row["code"] == found.code), None)
+        if reason is None:
+            raise _refused(job, offered(job, [found]))
+        told = msgspec.structs.replace(found, severity="warn", data={**found.data, "allowed": reason})
+        return msgspec.structs.replace(artifact, findings=[*artifact.findings, told])
 
     def decide(self, job: Job, rule: WatchRule) -> policy.Publish | policy.Skip | policy.Later:
         """Return what the rule makes of a judged artifact, its siblings considered."""

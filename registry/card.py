@@ -240,13 +240,14 @@ def _facts(manifest: Manifest, held: types.LicenseFacts) -> list[tuple[str, Any]
     facts, told = manifest.facts, manifest.facts.provenance
     weights = facts.weights
     dtypes = ", ".join(f"{d} ({c.parameters:,})" for d, c in sorted(weights.dtypes.items()))
+    count = UNKNOWN if weights.parameters is None else f"{weights.parameters:,}"
     base = facts.base
     rows: list[tuple[str, Any]] = [
         ("kind", manifest.kind),
         ("base", _with(_code(base.id) if base.id else UNKNOWN, f"revision {base.revision}" if base.revision else None)),
         ("base known from", base.evidence or UNKNOWN),
         ("licence", _with(_escape(_license_words(held)), held.evidence)),
-        ("parameters", f"{weights.parameters:,} in {weights.tensors:,} tensors"),
+        ("parameters", f"{count} in {weights.tensors:,} tensors"),
         ("stored as", f"{weights.format}, {dtypes or UNKNOWN}, {weights.bytes:,} bytes of tensors"),
     ]
     if facts.adapter is not None:

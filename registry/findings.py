@@ -34,6 +34,9 @@ CODES: Final[dict[str, Code]] = {
     "json-damaged": Code("block", "a configuration file is not valid JSON", integrity=True),
     "weights-missing": Code("block", "a config without its weights", integrity=True),
     "config-missing": Code("block", "weights without the config that says how to use them", integrity=True),
+    "config-absent": Code(
+        "note", "weights under a name of their tool's own, beside no config; whoever publishes them is warned"
+    ),
     "no-artifact": Code("block", "nothing here can be published"),
     "index-damaged": Code("block", "an index cannot be read", integrity=True),
     "index-missing": Code("block", "shards without an index", integrity=True),
@@ -63,6 +66,15 @@ CODES: Final[dict[str, Code]] = {
     "base-unasked": Code("note", "the Hub could not be asked about the base"),
     "base-quantized": Code("warn", "the adapter's base is a quantized repository"),
     "base-mutated-at-start": Code("warn", "the adapter's start method changed the base"),
+    "adapter-number-invalid": Code(
+        "block", "a rank or an alpha of an adapter config that is no possible number", integrity=True
+    ),
+    "adapter-pattern-invalid": Code(
+        "block", "a pattern of an adapter config that is no regular expression", integrity=True
+    ),
+    "adapter-pattern-untried": Code(
+        "warn", "a pattern of an adapter config that could run for ever, so what it covers is not known"
+    ),
     "adapter-fields-unknown": Code("warn", "an adapter config has fields that PEFT ignores"),
     "adapter-fields-legacy": Code("note", "an adapter config has fields that PEFT has dropped"),
     "peft-type-unknown": Code("note", "an adapter type this version does not know"),
@@ -176,6 +188,7 @@ CODES: Final[dict[str, Code]] = {
     "weights-none": Code("block", "a file or folder that holds no weights"),
     "weights-ambiguous": Code("block", "several tables of a checkpoint could be the model"),
     "weight-sets": Code("warn", "a checkpoint holds several sets of weights, of which one is taken"),
+    "average-partial": Code("warn", "a running average that lacks tensors of the model, and is not preferred to it"),
     "names-collide": Code("block", "without the wrappers' segments two tensors would have one name", integrity=True),
     "tensor-unstorable": Code("block", "a tensor that safetensors cannot hold", integrity=True),
     "copies-disagree": Code("block", "two files that should be the same weights hold different values", integrity=True),

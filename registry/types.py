@@ -80,12 +80,15 @@ class DtypeCount(Value, frozen=True):
 
 
 class WeightsFacts(Value, frozen=True):
-    """What the weights of a bundle are; `bytes` counts tensor data without headers, `architecture` is the config's."""
+    """What the weights of a bundle are; `bytes` counts tensor data without headers, `architecture` is the config's.
+
+    `parameters` is None where the weights are packed in a way that does not tell how many they are.
+    """
 
     format: str
     shards: int
     tensors: int
-    parameters: int
+    parameters: int | None
     bytes: int
     dtypes: dict[str, DtypeCount]
     tensor_digest: str | None = None
@@ -272,7 +275,7 @@ class Row(Value, frozen=True):
     base: str | None = None
     license: str | None = None
     size: int = 0
-    parameters: int = 0
+    parameters: int | None = 0
     owner: str | None = None
     step: int | None = None
     run: str | None = None

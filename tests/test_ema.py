@@ -4,8 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weighbridge.adapters import layout
+from weighbridge.adapters.formats.select import uncovered
+from weighbridge.registry.flow.decision import committed
+from weighbridge.registry.remotes.directory import open_directory
 from weighbridge_testlib import builders, parts
 from weighbridge_testlib.bench import Bench
 from weighbridge_testlib.desk import Desk
@@ -65,6 +70,87 @@ def test_files_and_folders_of_their_own(tmp_path: Path, ema: str, seeds: list[in
     bench.catalog.close()
 
 
+LACKING = ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+
+
+def partly(seed: int) -> dict[str, Any]:
+    """Return an average of everything but two tensors."""
+    return {name: tensor for name, tensor in parts.state(seed).items() if name not in LACKING}
+
+
+@pytest.mark.parametrize("form", ["file", "pieces"])
+def test_a_table_that_averages_a_part(tmp_path: Path, form: str) -> None:
+    """An average without some tensors is not preferred: the raw weights go, and the version says what is missing."""
+    bench = Bench(tmp_path, publish=("all",), ema="prefer")
+    folder = bench.runs / "team/run"
+    folder.mkdir(parents=True)
+    if form == "file":
+        torch.save({"state_dict": parts.state(1), "ema_state_dict": partly(2)}, folder / "last.ckpt")
+    else:
+        parts.pieces(folder / "step-5", {"model": parts.state(1), "ema": partly(2)})
+    (found,) = published(bench)
+    parts.same(found, parts.state(1))
+    told = committed(open_directory(str(tmp_path / "remote")), "team-run", 1).facts.findings
+    (partial,) = [f for f in told if f.code == "average-partial"]
+    assert (partial.severity, partial.data["uncovered"]) == ("warn", LACKING)
+    bench.catalog.close()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_a_file_or_folder_that_averages_a_part(tmp_path: Path, form: str, allowed: bool) -> None:
+    """It is refused with what it lacks, and the raw one is published; whoever allows it gets it with a warning."""
+    bench, raw, average = pair(tmp_path, form)
+    if form == "file":
+        torch.save(partly(2), average)
+    else:
+        (average / "config.json").unlink()  # without it nothing else tells what is missing
+        left = {n: t for n, t in builders.llama_tensors().items() if n not in LACKING}
+        (average / "model.safetensors").rename(average / "weights.safetensors")
+        (average / "weights.safetensors").write_bytes(builders.safetensors_bytes(left, metadata={"format": "pt"}))
+    if allowed:
+        bench.store.allow(str(average), "average-partial", "the rest is frozen", who="me")
+    bench.settle()
+    bench.work()
+    states = {raw.name: "done", average.name: "blocked"} if not allowed else {average.name: "done"}
+    assert bench.states() == states
+    if not allowed:
+        (job,) = bench.store.jobs("state = 'blocked'")
+        assert [(f.code, f.data["uncovered"]) for f in job.findings_list] == [("average-partial", LACKING)]
+    bench.catalog.close()
+
+
+TABLES = st.dictionaries(
+    st.from_regex(r"[a-z]{1,3}(\.[a-z0-9]{1,3}){0,3}", fullmatch=True), st.just((2, 3)), min_size=1
+)
+
+
+@given(TABLES, st.data())
+def test_what_an_average_covers(table: dict[str, tuple[int, ...]], data: st.DataObject) -> None:
+    """Every tensor left out, or of another shape, is named; more tensors and a prefix of either side change nothing."""
+    gone = data.draw(st.sets(st.sampled_from(sorted(table))))
+    average = {n: s for n, s in table.items() if n not in gone} | {n: (9,) for n in gone if data.draw(st.booleans())}
+    assert set(uncovered(average | {"zz.more": (1,)}, table)) == gone
+    if not gone:
+        outer = data.draw(st.sampled_from(["model.", "ema_model.module."]))
+        longer = {outer + name: shape for name, shape in table.items()}
+        assert uncovered(longer, table) == uncovered(table, longer) == ()
+
+
+@pytest.mark.parametrize(("raw", "averaged"), [("model", "model_ema"), ("unet", "unet-swa"), ("final", "ema_final")])
+def test_names_carry_the_run(tmp_path: Path, raw: str, averaged: str) -> None:
+    """Two runs that save raw and averaged weights side by side get a name each, that of the run."""
+    bench = Bench(tmp_path, publish=("all",))
+    for i, run in enumerate(("one", "two")):
+        builders.llama_model(bench.runs / "team" / run / raw, seed=10 * i)
+        builders.llama_model(bench.runs / "team" / run / averaged, seed=10 * i + 1)
+    bench.settle()
+    bench.work()
+    assert set(bench.states().values()) == {"done"}
+    assert {ref.partition("@")[0] for ref in bench.versions()} == {"team-one", "team-two"}
+    bench.catalog.close()
+
+
 @pytest.mark.parametrize("order", ["raw first", "average first"])
 @pytest.mark.parametrize("form", ["file", "folder"])
 def test_an_average_that_is_refused(tmp_path: Path, form: str, order: str) -> None:
@@ -105,7 +191,7 @@ def test_an_average_that_is_lost(tmp_path: Path, state: str) -> None:
 def test_an_average_that_is_too_large(tmp_path: Path, order: str) -> None:
     """An average that the rule itself does not publish is not preferred to the raw one."""
     bench, raw, average = pair(tmp_path, "file", largest=100_000)
-    torch.save({"weight": torch.randn(300, 300)}, average)
+    torch.save(parts.state(2) | {"weight": torch.randn(300, 300)}, average)
     for one in (raw, average) if order == "raw first" else (average, raw):
         bench.settle(one)
         bench.work(1)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weighbridge.adapters import fit, quantization, values
+from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Inspection
 from weighbridge_testlib import builders
@@ -70,6 +71,57 @@ def test_a_torn_first_layer_alone_is_no_model(tmp_path: Path, kept: int) -> None
     found, codes = look(builders.llama_model(tmp_path, tensors=left))
     assert (found.outcome, codes) == ("refuse", {"tensor-missing"})
     assert f"model.layers.1.{layer[0].partition('.layers.0.')[2]}" in found.facts["missing_tensors"]
+
+
+FAMILIES = {
+    "llama": ("num_hidden_layers", "model.layers.{}.mlp.up_proj.weight", "model.embed_tokens.weight"),
+    "gpt2": ("n_layer", "h.{}.mlp.c_fc.weight", "wte.weight"),
+    "bert": (
+        "num_hidden_layers",
+        "bert.encoder.layer.{}.output.dense.weight",
+        "bert.embeddings.word_embeddings.weight",
+    ),
+    "mpt": ("n_layers", "transformer.blocks.{}.ffn.up_proj.weight", "transformer.wte.weight"),
+    "somebody-s": ("num_layers", "trunk.block_{}.weight", "trunk.embed.weight"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(count=st.integers(1, 40), data=st.data())
+@settings(deadline=None, max_examples=25)
+def test_layers_of_which_nothing_is_left(family: str, count: int, data: st.DataObject) -> None:
+    """A model torn down to its embedding is told in every family; single layers that are gone, in known ones."""
+    key, name, rest = FAMILIES[family]
+    there = data.draw(st.sets(st.integers(0, count - 1)))
+    names = [rest, *(name.format(i) for i in there)]
+    tensors = {name: Tensor(name, "F32", (64, 8), 0, 0) for name in names}
+    _, found = fit.layers({"model_type": family, key: count}, tensors, "config.json")
+    gone = sorted(set(range(count)) - there) if family != "somebody-s" or not there else []
+    assert [f.data["missing_layers"] for f in found] == ([gone] if gone else [])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_model_without_any_layer(tmp_path: Path, packed: bool) -> None:
+    """Embedding, norm and head alone are no model, whether the rest would be packed or not."""
+    tensors = {n: t for n, t in llama_tensors().items() if ".layers." not in n}
+    more: dict[str, Any] = {}
+    if packed:
+        tensors["lm_head.qweight"] = ("I32", (2, 32), None)
+        tensors["lm_head.scales"] = ("F16", (1, 32), 1.0)
+        more = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    found, codes = look(builders.llama_model(tmp_path, tensors=tensors, **more))
+    assert (found.outcome, codes) == ("refuse", {"tensor-missing"})
+    assert found.facts["missing_layers"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [["rnn.weight_ih_l0", "embed.weight"], ["stack.attention.wq", "embed_tokens.weight"], ["embed.weight", "fc2.bias"]],
+)
+def test_layers_that_are_counted_another_way(tensors: list[str]) -> None:
+    """What numbers or stacks its layers in its own way is not second-guessed."""
+    table = {name: Tensor(name, "F32", (3, 8, 8), 0, 0) for name in tensors}
+    assert fit.layers({"model_type": "own", "num_hidden_layers": 3}, table, "config.json") == ({}, [])
 
 
 def test_unknown_family_is_not_second_guessed(tmp_path: Path) -> None:
@@ -187,7 +239,7 @@ def quantized(kind: str) -> tuple[dict[str, TensorSpec], dict[str, Any], int]:
 def test_packed_weights(tmp_path: Path, kind: str, bits: int) -> None:
     """Packed weights are a quantized artifact with method, bits and the logical number of parameters."""
     tensors, config, logical = quantized(kind)
-    folder = builders.llama_model(tmp_path, tensors=tensors, quantization_config=config)
+    folder = builders.llama_model(tmp_path, tensors=tensors, quantization_config=config, num_hidden_layers=1)
     found, codes = look(folder)
     assert (found.outcome, found.artifact, found.kind, codes) == ("accept", "quantized", "quantized", set())
     assert (found.facts["quant_method"], found.facts["bits"]) == (kind, bits)

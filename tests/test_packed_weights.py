@@ -58,7 +58,7 @@ def test_packed_layers_count_as_the_weights_they_stand_for(
     tensors = dict(_PLAIN)
     for i, (inner, outer) in enumerate(sides):
         tensors |= layer(method, f"model.layers.{i}.{words[i % len(words)]}.proj", inner, outer)
-    found = packed(tmp_path, tensors, **config(method))
+    found = packed(tmp_path, tensors, num_hidden_layers=len(sides), **config(method))
     assert [f.code for f in found.findings if f.severity != "note"] == []
     assert (found.outcome, found.kind) == ("accept", "quantized")
     assert (found.facts["quant_method"], found.facts["bits"]) == (method.name, method.bits)
@@ -109,8 +109,30 @@ STRANGE: dict[str, dict[str, TensorSpec]] = {
 def test_a_packing_that_is_not_known_is_not_taken_for_plain_weights(tmp_path: Path, name: str) -> None:
     """Codes beside their scales are packed weights, in whatever tool's way: the config is no leftover."""
     tensors = _PLAIN | {f"model.layers.0.q_proj.{label}": spec for label, spec in STRANGE[name].items()}
-    found = packed(tmp_path, tensors, quantization_config={"quant_method": name, "bits": 4})
+    table = {"quant_method": name, "bits": 4}
+    found = packed(tmp_path, tensors, num_hidden_layers=1, quantization_config=table)
     assert (found.outcome, found.kind, found.facts["quant_method"]) == ("accept", "quantized", name)
+    told = {"quanto": 64 * 64 + _PLAIN_COUNT}  # one weight a byte; of the others nothing says how many they hold
+    assert found.facts["param_count"] == told.get(name)
+    (one,) = found.artifacts
+    assert one.weights is not None
+    assert one.weights.parameters == told.get(name)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"w": ("U32", (16, 2)), "scales": ("BF16", (16, 1))},
+        {"qweight": ("I32", (16, 2)), "g": ("BF16", (16,))},
+        {"weight": ("U8", (16, 2)), "weight_scale": ("BF16", (16, 1))},
+        {"weight_packed": ("I32", (16, 2)), "weight_scale": ("BF16", (16, 1))},
+    ],
+)
+def test_words_of_a_width_that_nobody_states(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Packed words without a word on their bits leave the number of weights unknown."""
+    names = {f"model.layers.0.q_proj.{label}": spec for label, spec in tensors.items()}
+    table = {name: Tensor(name, dtype, shape, 0, 64) for name, (dtype, shape) in names.items()}
+    assert packed_weights.parameters(table, None, {}, {}) is None
 
 
 def test_integer_buffers_of_a_plain_model_are_no_packed_weights() -> None:

@@ -363,6 +363,12 @@ RULES: Final = (
         "put the adapter_config.json of the training beside the weights",
         _type_missing,
     ),
+    linked(
+        "adapter-config-impossible", _STAGE, "block", ("config-field-unknown",),
+        ("adapter-number-invalid", "adapter-pattern-invalid"),
+        "the adapter's config has a rank, an alpha or a pattern that cannot be one",
+        "put the adapter_config.json of the training beside the weights",
+    ),
     Rule(
         "model-type-unstated", _STAGE, "block", ("adapter-as-model", "config-field-unknown"),
         "config.json states no model_type",

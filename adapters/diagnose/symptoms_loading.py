@@ -153,6 +153,7 @@ LOADING: Final = (
             ("__init__() got an unexpected keyword argument",),
             ("but transformers does not recognize this architecture",),
             ("keyerror: none",),
+            ("not supported between instances of 'str' and 'int'",),
             ("keyerror: 'peft_type'",),
             ("is not a valid pefttype",),
             ("model architectures", "are not supported for now"),

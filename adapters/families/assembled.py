@@ -17,7 +17,7 @@ from weighbridge.adapters.listing import Tree
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place, Reader
 from weighbridge.adapters.tally import Tally, look
-from weighbridge.adapters.whole import some
+from weighbridge.adapters.whole import some, without_config
 from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Finding
 
@@ -70,12 +70,15 @@ def alone(draft: Draft) -> Draft:
     mine, others = torch_weights.lora_split(draft.tensors)
     if mine and not others:
         path = draft.place.path(layout.ADAPTER_CONFIG)
-        draft.add({"missing_files": [path]}, [torch_files.without_config(path, draft.inputs[0], len(mine), None)])
+        draft.add({"missing_files": [path]}, [torch_files.adapter_alone(path, draft.inputs[0], len(mine), None)])
     if mine:
         draft.inputs = ()
         return draft
     draft.kind = "model"
     draft.findings.append(told(draft))
+    if layout.MODEL_CONFIG not in draft.place.names:
+        path = draft.place.path(layout.MODEL_CONFIG)
+        draft.findings.append(without_config(path, draft.inputs, owed=False))
     values(draft)
     return draft
 
@@ -154,5 +157,4 @@ def told(draft: Draft, **more: Any) -> Finding:
     dropped = draft.facts.get("dropped_top_keys") or []
     words = f"{count} tensors of {size} bytes are put together from {made_of} and published as safetensors"
     words += f"; left behind: {some(dropped)}" if dropped else ""
-    words += "; no config.json says what model they are" if draft.kind == "model" and draft.config is None else ""
     return findings.finding("weights-assembled", inputs[0], words, assembled_from=made_of, inputs=inputs, **more)

@@ -93,6 +93,7 @@ def _take(draft: Draft, place: Place) -> None:
         draft.facts["averaged"] = True
     draft.tensors = tensors
     draft.findings += torch_weights.unstorable(subject, chosen.weights)
+    draft.findings += torch_weights.partly_averaged(subject, chosen)
     collisions = torch_weights.collisions(subject, chosen)
     draft.findings += collisions
     mine, others = torch_weights.lora_split(tensors)

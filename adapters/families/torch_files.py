@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from weighbridge.adapters import audit, fit, keys, layout, packed_weights, quantization, torch_weights, weights
+from weighbridge.adapters import audit, fit, keys, layout, quantization, torch_weights, weights
 from weighbridge.adapters.draft import Draft, read_json
 from weighbridge.adapters.families import image_lora, lightning, pickled
 from weighbridge.adapters.formats import sniff
@@ -20,7 +20,7 @@ from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
 from weighbridge.adapters.torch_weights import Held
 from weighbridge.adapters.values import broken
-from weighbridge.adapters.whole import some
+from weighbridge.adapters.whole import some, without_config
 from weighbridge.registry import findings
 from weighbridge.registry.types import AdapterFacts, BaseFacts
 
@@ -72,14 +72,15 @@ def judge(place: Place, file: File, *, several: bool = False) -> Draft:
 
 def _against_config(draft: Draft, tensors: Mapping[str, Tensor]) -> None:
     """Compare the weights with the config that would go along, as for a model folder."""
-    config = read_json(draft, layout.MODEL_CONFIG)
-    if config is None:
-        return
+    config = read_json(draft, layout.MODEL_CONFIG, needed=True)
     subject = draft.place.path(layout.MODEL_CONFIG)
+    if config is None:
+        if layout.MODEL_CONFIG not in draft.place.names:
+            draft.findings.append(without_config(subject, draft.named.weights, owed=False))
+        return
     packing = quantization.of(config, None)
     draft.add(*fit.judge(config, tensors, packing, subject))
-    if not packed_weights.is_packed(tensors):
-        draft.add(*fit.required(config, tensors, subject))
+    draft.add(*fit.required(config, tensors, subject))
     if draft.weights is not None:
         draft.weights = msgspec.structs.replace(draft.weights, architecture=draft.facts.get("architecture"))
 
@@ -158,11 +159,11 @@ def lora(draft: Draft, file: File, tensors: Mapping[str, Tensor]) -> None:
     draft.artifact, draft.kind = "lora-adapter", None
     draft.add(
         {"missing_files": [path], "alpha": None, "rank": None, "base_model": None},
-        [without_config(path, file.path, len(mine), shown.get("rank_from_shapes"))],
+        [adapter_alone(path, file.path, len(mine), shown.get("rank_from_shapes"))],
     )
 
 
-def without_config(path: str, subject: str, count: int, rank: Any) -> Any:
+def adapter_alone(path: str, subject: str, count: int, rank: Any) -> Any:
     """Return the finding for adapter weights whose config, `path`, is not there."""
     return findings.finding(
         "config-missing",

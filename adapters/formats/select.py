@@ -5,7 +5,7 @@ which one is an average of the other. What trains on (optimizer, schedulers, gen
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from weighbridge.adapters.formats.prefixes import Stripped, strip
@@ -43,6 +43,7 @@ _DEPTH: Final = 8
 _WORD: Final = 64
 
 Path = tuple[str, ...]
+Shape = tuple[int, ...]
 
 
 class Selection(NamedTuple):
@@ -58,6 +59,10 @@ class Selection(NamedTuple):
     aliases: dict[str, str] = {}  # noqa: RUF012 - never written to
     """Name after stripping -> name of the owner of the same memory."""
     problem: str | None = None
+    average: str | None = None
+    """The table of the average that was asked for and is not taken, for it covers only a part of the model."""
+    uncovered: tuple[str, ...] = ()
+    """Tensors of the model that this average lacks, or holds in another shape."""
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -83,7 +88,8 @@ class Selection(NamedTuple):
 def select(directory: Directory, *, key: str | None = None, averaged: bool = False) -> Selection:
     """Return the weights of a checkpoint; `key` names the table where a person has chosen one.
 
-    Of raw weights and their running average the raw ones are the model, with `averaged` the average.
+    Of raw weights and their running average the raw ones are the model, with `averaged` the average, where it holds
+    every tensor of them: half an average beside half of the raw weights is no model that anybody trained.
     """
     tensors = directory.tensors
     lightning = any(entry.name == "pytorch-lightning_version" for entry in directory.entries)
@@ -129,7 +135,14 @@ def _decide(
     raw = [path for path in candidates if not any(_is_average(part) for part in path)]
     averages = [path for path in candidates if path not in raw]
     if averaged and len(averages) == 1:
-        return choose("average-preferred", averages[0], alternatives=sets)
+        average = choose("average-preferred", averages[0], alternatives=sets)
+        held = _held(average)
+        models = [choose("raw-before-average", path, alternatives=sets) for path in raw]
+        lacking = [uncovered(held, {t.name: t.shape for t in model.weights}) for model in models]
+        if not all(lacking) or not raw:
+            return average
+        if len(raw) == 1:
+            return models[0]._replace(average=average.weights_key, uncovered=lacking[0])
     if len(raw) == 1:
         return choose("raw-before-average", raw[0], alternatives=sets)
     known = [path for path in raw if path and path[-1] in KEYS]
@@ -148,6 +161,34 @@ def _decide(
         tuple(entry.name for entry in directory.entries),
         problem=f"{len(sets)} tables could be the model: {listed}",
     )
+
+
+def uncovered(average: Mapping[str, Shape], raw: Mapping[str, Shape]) -> tuple[str, ...]:
+    """Return the tensors of some raw weights that their average lacks or holds in another shape, by name and shape.
+
+    Where one of the two lies whole under a prefix that the other has not, the prefix tells nothing.
+    """
+    lacking = tuple(name for name, shape in raw.items() if average.get(name) != shape)
+    if lacking:
+        theirs, mine = _under(average), _under(raw)
+        if all(theirs.get(name) == shape for name, shape in mine.items()):
+            return ()
+    return lacking
+
+
+def _under(table: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return a table without the segments that begin all of its names."""
+    names = list(table)
+    cut = 0
+    while names and (at := names[0].find(".", cut) + 1) and all(n.startswith(names[0][:at]) for n in names):
+        cut = at
+    return {name[cut:]: shape for name, shape in table.items()}
+
+
+def _held(chosen: Selection) -> dict[str, Shape]:
+    """Return every tensor of a selection by its last name, second names of one tensor included."""
+    names = chosen.stripped.names
+    return {names[t.name]: t.shape for t in chosen.tensors if t.name in names}
 
 
 def _chosen(

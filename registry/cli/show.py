@@ -111,7 +111,8 @@ def _details(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str
     yield "license", _with(words, source)
     dtypes = ", ".join(f"{name} {count['tensors']}" for name, count in sorted(weights.get("dtypes", {}).items()))
     files = "1 file" if weights["shards"] == 1 else f"{weights['shards']} files"
-    count = f"{_millions(weights['parameters'])} parameters"
+    known = weights["parameters"]
+    count = "number of parameters unknown" if known is None else f"{_millions(known)} parameters"
     yield "weights", f"{files}, {weights['tensors']} tensors, {dtypes}, {count}"
     if manifest.get("adapter"):
         yield "adapter", _adapter(manifest["adapter"])

@@ -207,7 +207,6 @@ def _direct(
                 sources.same(known, sources.stat_of(known.path, known.source, os.fstat(descriptor)))
         finally:
             os.close(descriptor)
-        sieves.passed(file.path)
         return FileEntry(path=file.path, size=size, sha256=digest, role=file.role)
 
     entries = _each(one, files, before, watch)
@@ -254,7 +253,6 @@ def _copied(
                     entry = _make(file, known, made[file.path], descriptor, moved=watch.moved, see=see)
                 else:
                     entry = _take(file, known, descriptor, clone=clone, moved=watch.moved, see=see)
-                sieves.passed(file.path)
                 os.fsync(descriptor)
                 return entry, sources.stat_of(file.path, str(target), os.fstat(descriptor))
             finally:

@@ -41,6 +41,13 @@ def _base(root: Path, dice: Dice, base: str | None) -> Asked:
     return Asked(m.adapter(dice.folder(root), dice, base=base))
 
 
+def _impossible(root: Path, dice: Dice) -> Asked:
+    made = m.sound_adapter(root, dice)
+    change = dice.of([{"r": "8"}, {"r": -1}, {"lora_alpha": "16"}, {"target_modules": "[q_proj"}])
+    m.edited(made.path / "adapter_config.json", **change)
+    return made
+
+
 def _untyped(root: Path, dice: Dice) -> Asked:
     made = m.sound_adapter(root, dice)
     m.edited(made.path / "adapter_config.json", peft_type=None)
@@ -181,6 +188,10 @@ AILMENTS: Final[dict[str, Ailment]] = {
         ("HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/data'",),
     ),
     "type-unstated": Ailment(_untyped, m.sound_adapter, ("KeyError: None",)),
+    "adapter-config-impossible": Ailment(
+        _impossible, m.sound_adapter,
+        ("TypeError: '<=' not supported between instances of 'str' and 'int'",),
+    ),
     "model-type-unstated": Ailment(
         _untyped_model, m.sound_model,
         ("ValueError: Unrecognized model in /x. Should have a `model_type` key in its config.json.",),

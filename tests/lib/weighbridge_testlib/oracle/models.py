@@ -147,7 +147,7 @@ def _every_dtype(made: Path) -> Told:
     made.mkdir()
     tensors = {f"t.{name}": torch.ones(2, 4).to(getattr(torch, name)) for name in DTYPES}
     save_file(tensors, made / "weights.safetensors", {"format": "pt"})
-    return Told("full-model", "model", tensors, {}, ("config-missing",))
+    return Told("full-model", "model", tensors, {})
 
 
 _SAVES: Final[dict[str, Make]] = {
