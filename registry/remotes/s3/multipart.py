@@ -320,7 +320,9 @@ def _complete(job: Job, upload: str, parts: list[_Part]) -> str:
 def _confirmed(job: Job, etag: str, digests: list[bytes]) -> Sent:
     """Read back what the server holds now and compare it with what was sent.
 
-    Raises OutcomeUnknownError when it does not tell: then the bytes have to be read.
+    A store may look at the condition first and complete afterwards, so that of two completions in one moment both are
+    answered well: then ExistsError, as for any key that is taken. Raises OutcomeUnknownError when it does not tell:
+    then the bytes have to be read.
     """
     try:
         head = job.link.ask(
@@ -338,6 +340,8 @@ def _confirmed(job: Job, etag: str, digests: list[bytes]) -> Sent:
     ours = composite(digests)
     told = str(head.get("ChecksumSHA256") or "")
     if head["ContentLength"] != job.size or (job.can.sha256_parts and told and told != ours):
+        if etag and str(head.get("ETag") or etag) != etag:  # not the tag it answered with: it is another's file
+            raise _taken(job.link, job.key)
         raise errors.IntegrityError(
             f"{shown(job.key)} is not what was sent",
             why=f"{shown(job.link.place.url)} holds {head['ContentLength']} bytes with the checksum {told or 'none'}, "
@@ -353,7 +357,11 @@ def refuse_taken(link: Connection, key: str) -> None:
     what = f"cannot look at {shown(key)}"
     with suppress(errors.MissingError):
         link.ask("head_object", what, tries=_TRIES, Key=link.key(key))
-        raise errors.ExistsError(f"{shown(key)} is taken", why=f"{shown(link.place.url)} holds an object of that key")
+        raise _taken(link, key)
+
+
+def _taken(link: Connection, key: str) -> errors.ExistsError:
+    return errors.ExistsError(f"{shown(key)} is taken", why=f"{shown(link.place.url)} holds an object of that key")
 
 
 def _abort(job: Job, upload: str) -> None:
