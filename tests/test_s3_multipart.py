@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from weighbridge.registry.remotes.s3.ranges import Budget, Reader
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib import seaweed as servers
+from weighbridge_testlib.proxy import Proxy, Request
 from weighbridge_testlib.seaweed import Server
 
 MIB = 1 << 20
@@ -225,31 +225,43 @@ def test_a_source_that_changes_leaves_nothing(seaweed: Server, tmp_path: Path, c
     remote.close()
 
 
-def test_of_two_files_for_one_key_one_wins(seaweed: Server, tmp_path: Path) -> None:
-    """Two large files sent to one key at once: one is there whole, the other one is told, and nothing is left over."""
-    remotes = [remote_at(seaweed, "race") for _ in range(2)]
-    given = [big(tmp_path / name, 2, seed) for seed, name in enumerate("ab")]
-    gate = threading.Barrier(2)
-    outcomes: list[str] = ["", ""]
+def test_of_two_files_for_one_key_the_later_is_told(seaweed: Server, tmp_path: Path) -> None:
+    """A large file that is complete while another is on its way to the same key stays; the other leaves nothing."""
+    first, late = (remote_at(seaweed, "race") for _ in range(2))
+    given, other = (big(tmp_path / name, 2, seed) for seed, name in enumerate("ab"))
+    moved: list[int] = []
 
-    def run(number: int) -> None:
-        gate.wait()
-        try:
-            Retrying(remotes[number], base=0.01).upload(KEY, *given[number])
-            outcomes[number] = "won"
-        except errors.ExistsError:
-            outcomes[number] = "exists"
+    def overtake(count: int) -> None:
+        moved.append(count)
+        if sum(moved) == other[1]:  # every part is there, and the completion comes next
+            first.upload(KEY, *given)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["exists", "won"]
-    assert b"".join(remotes[0].fetch(KEY)) == given[outcomes.index("won")][0].read_bytes()
+    with pytest.raises(errors.ExistsError):
+        Retrying(late, base=0.01).upload(KEY, *other, overtake)
+    assert b"".join(first.fetch(KEY)) == given[0].read_bytes()
     assert unfinished(seaweed, "race") == []
-    for remote in remotes:
+    for remote in (first, late):
         remote.close()
+
+
+def test_who_was_overtaken_after_the_completion_is_told(seaweed: Server, tmp_path: Path) -> None:
+    """Where a store completes two uploads of one moment, whose file is not there is told that the key is taken."""
+    given = big(tmp_path / "f", 2)
+    completed: list[int] = []
+
+    def plan(request: Request) -> None:
+        if request.method == "POST" and "uploadId=" in request.target:
+            completed.append(request.number)
+        elif completed and request.method == "HEAD":
+            seaweed.client().put_object(Bucket=seaweed.bucket, Key=f"overtaken/{KEY}", Body=b"other")
+
+    with Proxy(seaweed.endpoint, plan) as proxy:
+        remote = S3Remote(seaweed.place("overtaken", endpoint=proxy.endpoint), single=MIB, part=PART)
+        remote.probe.trust(S3Remote(seaweed.place("overtaken")).probe.ask())
+        with pytest.raises(errors.ExistsError, match="taken"):
+            remote.upload(KEY, *given)
+        remote.close()
+    assert completed
 
 
 def test_an_upload_that_somebody_gave_up_begins_anew(seaweed: Server, tmp_path: Path) -> None:

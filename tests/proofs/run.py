@@ -41,6 +41,9 @@ PROOFS = (
     Proof("hub_kill", ("--every", "9"), ("--every", "18"), 300),
     Proof("merge", ("--kills", "12"), ("--kills", "6"), 300),
     Proof("powerloss", ("--seconds", "90"), ("--rounds", "1", "--points", "6"), 200),
+    Proof("s3_faults", ("--rounds", "20"), ("--rounds", "10"), 240),
+    Proof("s3_kill", ("--every", "9"), ("--every", "18"), 240),
+    Proof("s3_races", ("--contents", "40", "--kills", "8"), ("--contents", "24", "--kills", "5"), 240),
     Proof("slurm", ("--quick",), ("--quick",), 120),
 )
 TOTAL = 35 * 60

@@ -1,6 +1,6 @@
-"""Large files in parts: several under way, in bounded memory, hashed in the one pass that reads them.
+"""Large files in parts: one of a file under way while the next is read, hashed in the one pass that reads them.
 
-    read a part -> hash of the file goes on -> a worker hashes the part, sends it, the server checks that hash
+    read a part, hash it, go on with the hash of the file -> a worker sends it -> the server checks that hash
 
 The server keeps the hash over the hashes of the parts (`<base64>-<parts>`); after completion it is read back and
 compared with ours, which proves the whole file without reading it again. The part size is kept with the object. Parts
@@ -11,7 +11,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -65,6 +65,12 @@ class Job(NamedTuple):
 class _Part(NamedTuple):
     number: int
     etag: str
+    digest: bytes
+
+
+class _Bytes(NamedTuple):
+    number: int
+    body: bytearray
     digest: bytes
 
 
@@ -205,9 +211,14 @@ def _same(listed: Mapping[str, Any], body: bytes | bytearray, digest: bytes) -> 
 
 
 def _send_parts(job: Job, descriptor: int, upload: str, there: Mapping[int, Mapping[str, Any]]) -> list[_Part]:
-    """Read the file once, send its parts, and return them; all workers are done when this returns or raises."""
+    """Read the file once, send its parts, and return them; no worker is busy when this returns or raises.
+
+    One part is on its way at a time, while the next one is read and hashed: a kill costs that one and no other. What is
+    faster for a store is left to several files at once.
+    """
     digest = hashlib.sha256()
-    running: list[Future[_Part]] = []
+    parts: list[_Part] = []
+    sending: Future[_Part] | None = None
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     try:
@@ -217,23 +228,22 @@ def _send_parts(job: Job, descriptor: int, upload: str, there: Mapping[int, Mapp
             try:
                 body = _read(job, descriptor, size)
                 digest.update(body)
-                run = job.pool.submit(_send_part, job, upload, number, body, there.get(number))
+                ready = _Bytes(number, body, hashlib.sha256(body).digest())
+                if sending is not None:
+                    parts.append(sending.result())
+                sending = job.pool.submit(_send_part, job, upload, ready, there.get(number))
             except BaseException:
                 job.budget.give(size)
                 raise
-            run.add_done_callback(partial(_give, job.budget, size))
-            running.append(run)
-            del body
-            if any(one.done() and not one.cancelled() and one.exception() for one in running[-64:]):
-                break
-        else:
-            _unchanged(job, descriptor, digest.hexdigest())
-        wait(running, return_when=FIRST_EXCEPTION)
-        return [run.result() for run in running]
+            sending.add_done_callback(partial(_give, job.budget, size))
+            del body, ready
+        _unchanged(job, descriptor, digest.hexdigest())
+        if sending is not None:
+            parts.append(sending.result())
     finally:
-        for run in running:
-            run.cancel()
-        wait(running)
+        if sending is not None and not sending.cancel():
+            wait((sending,))
+    return parts
 
 
 def _give(budget: Budget, count: int, _: object) -> None:
@@ -267,9 +277,8 @@ def _changed(job: Job, why: str) -> errors.SourceChangedError:
     )
 
 
-def _send_part(job: Job, upload: str, number: int, body: bytearray, listed: Mapping[str, Any] | None) -> _Part:
-    digest = hashlib.sha256(body).digest()
-    if listed is not None and _same(listed, body, digest):
+def _send_part(job: Job, upload: str, ready: _Bytes, listed: Mapping[str, Any] | None) -> _Part:
+    if listed is not None and _same(listed, ready.body, ready.digest):
         etag = str(listed["ETag"])
     else:
         answer = job.link.ask(
@@ -279,14 +288,14 @@ def _send_part(job: Job, upload: str, number: int, body: bytearray, listed: Mapp
             needs=("ETag",),
             Key=job.link.key(job.key),
             UploadId=upload,
-            PartNumber=number,
-            Body=body,
-            **checks(job.can.sha256_parts, body, digest),
+            PartNumber=ready.number,
+            Body=ready.body,
+            **checks(job.can.sha256_parts, ready.body, ready.digest),
         )
         etag = str(answer["ETag"])
     if job.progress is not None:
-        job.progress(len(body))
-    return _Part(number, etag, digest)
+        job.progress(len(ready.body))
+    return _Part(ready.number, etag, ready.digest)
 
 
 def checks(sha256: bool, body: bytes | bytearray, digest: bytes) -> dict[str, Any]:
@@ -320,7 +329,9 @@ def _complete(job: Job, upload: str, parts: list[_Part]) -> str:
 def _confirmed(job: Job, etag: str, digests: list[bytes]) -> Sent:
     """Read back what the server holds now and compare it with what was sent.
 
-    Raises OutcomeUnknownError when it does not tell: then the bytes have to be read.
+    A store may look at the condition first and complete afterwards, so that of two completions in one moment both are
+    answered well: then ExistsError, as for any key that is taken. Raises OutcomeUnknownError when it does not tell:
+    then the bytes have to be read.
     """
     try:
         head = job.link.ask(
@@ -338,6 +349,8 @@ def _confirmed(job: Job, etag: str, digests: list[bytes]) -> Sent:
     ours = composite(digests)
     told = str(head.get("ChecksumSHA256") or "")
     if head["ContentLength"] != job.size or (job.can.sha256_parts and told and told != ours):
+        if etag and str(head.get("ETag") or etag) != etag:  # not the tag it answered with: it is another's file
+            raise _taken(job.link, job.key)
         raise errors.IntegrityError(
             f"{shown(job.key)} is not what was sent",
             why=f"{shown(job.link.place.url)} holds {head['ContentLength']} bytes with the checksum {told or 'none'}, "
@@ -353,7 +366,11 @@ def refuse_taken(link: Connection, key: str) -> None:
     what = f"cannot look at {shown(key)}"
     with suppress(errors.MissingError):
         link.ask("head_object", what, tries=_TRIES, Key=link.key(key))
-        raise errors.ExistsError(f"{shown(key)} is taken", why=f"{shown(link.place.url)} holds an object of that key")
+        raise _taken(link, key)
+
+
+def _taken(link: Connection, key: str) -> errors.ExistsError:
+    return errors.ExistsError(f"{shown(key)} is taken", why=f"{shown(link.place.url)} holds an object of that key")
 
 
 def _abort(job: Job, upload: str) -> None:

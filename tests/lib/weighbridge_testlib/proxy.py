@@ -73,13 +73,17 @@ class Message(NamedTuple):
 
 
 class Proxy:
-    """Listens on loopback in a thread of its own; `requests` holds what came by, `broken` what was broken."""
+    """Listens on loopback in a thread of its own; `requests` holds what came by, `broken` what was broken.
+
+    `answered` is called when the server has answered a request, before anything of the answer is passed back.
+    """
 
     def __init__(self, upstream: str, plan: Plan = lambda _: None, *, stall: float = 5.0) -> None:
         address = urlsplit(upstream)
         self._upstream = (str(address.hostname), int(address.port or 80))
         self.plan = plan
         self.stall = stall
+        self.answered: Callable[[Request], None] = lambda _: None
         self.requests: list[Request] = []
         self.broken: list[tuple[Request, Fault]] = []
         self.endpoint = ""
@@ -144,6 +148,8 @@ class Proxy:
             await writer.drain()
             return True
         answer = await self._forward(asked, method, kind, at)
+        if answer is not None:
+            self.answered(request)
         if answer is None or kind == "lost":
             return False
         if kind == "stall":
