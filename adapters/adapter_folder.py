@@ -8,6 +8,7 @@ from weighbridge.adapters import (
     audit,
     keys,
     layout,
+    lora_zeros,
     model_folder,
     peft_config,
     peft_faults,
@@ -33,7 +34,6 @@ VALUES_LIMIT: Final = 1 << 30
 """Bytes of an adapter up to which every value is looked at."""
 
 _ROWS: Final = ("input_embeddings", "output_embeddings")
-_WORLD_LIMIT: Final = 4096
 
 
 def judge(place: Place) -> Draft:
@@ -88,7 +88,7 @@ def _assembled(draft: Draft, other: Draft, config: dict[str, Any] | None, peft_t
         it = audit.load(mine, config or {}, draft.inputs[0], peft_type)
         draft.add(*audit.judge(it))
         draft.add(*riders.judge(it))
-        if sum(tensor.size for tensor in mine.values()) <= VALUES_LIMIT:
+        if _looks(draft, sum(tensor.size for tensor in mine.values())):
             looked, found = _values(it, _numbers(draft, config or {}))
             draft.add({"values_checked": True, **looked}, found)
     return draft
@@ -168,7 +168,7 @@ def _pickle(draft: Draft, file: File, config: dict[str, Any] | None, peft_type: 
     it = audit.load(held.tensors, config or {}, file.path, peft_type)
     draft.add(*audit.judge(it))
     draft.add(*riders.judge(it))
-    draft.facts["values_checked"] = held.sound and counted["payload_bytes"] <= VALUES_LIMIT
+    draft.facts["values_checked"] = held.sound and _looks(draft, counted["payload_bytes"])
     if draft.facts["values_checked"]:
         draft.add(*_values(it, torch_weights.numbers(file, held)))
     return held.sound
@@ -213,83 +213,33 @@ def _judge_weights(draft: Draft, file: File, config: dict[str, Any] | None, peft
     it = audit.load(header.tensors, config or {}, file.path, peft_type)
     draft.add(*audit.judge(it))
     draft.add(*riders.judge(it))
-    draft.facts["values_checked"] = not faults and header.payload_bytes <= VALUES_LIMIT
+    draft.facts["values_checked"] = not faults and _looks(draft, header.payload_bytes)
     if draft.facts["values_checked"]:
         draft.add(*_values(it, values.numbers(Path(file.source), header, it.tensors)))
+
+
+def _looks(draft: Draft, size: int) -> bool:
+    """Return whether the values of an adapter are looked at here; where it is staged next, staging looks at all."""
+    return draft.place.reader.values > 0 and size <= VALUES_LIMIT
 
 
 def _values(it: Loaded, look: Iterator[tuple[str, values.Numbers]]) -> audit.Checked:
     """Look at every value: NaN, infinities, and lora_B that are zero, wholly or from some row on."""
     nan: dict[str, int] = {}
     inf: dict[str, int] = {}
-    seconds = {key.name for key in it.parsed if key.part in {"lora_B", "lora_embedding_B"} and key.tail != "bias"}
-    zero: list[str] = []
-    tails: list[tuple[int, int]] = []
+    seconds = lora_zeros.Seconds()
     try:
         for name, seen in look:
             if seen.nan:
                 nan[name] = seen.nan
             if seen.inf:
                 inf[name] = seen.inf
-            shape = it.tensors[name].shape
-            if name not in seconds or len(shape) < 2 or 0 in shape:
-                continue
-            if seen.zero:
-                zero.append(name)
-            else:
-                tails.append((seen.zero_tail * shape[0] // it.tensors[name].size, shape[0]))
+            if lora_zeros.is_second(it.tensors[name]):
+                seconds.add(it.tensors[name], zero_tail=seen.zero_tail)
     except (OSError, FormatFault):
         return {}, []
-    found = values.broken(it.subject, nan, inf)
-    facts: dict[str, Any] = {}
-    if seconds:
-        facts["nonzero_lora_b"] = len(tails)
-    if zero and not tails:
-        found.append(
-            findings.finding(
-                "lora-b-zero",
-                it.subject,
-                f"all {len(zero)} lora_B are zero: the adapter changes nothing, as if it had never been trained",
-                "check that the trained weights were saved",
-                nonzero_lora_b=0,
-            )
-        )
-    elif zero:
-        found.append(
-            findings.finding(
-                "lora-b-some-zero",
-                it.subject,
-                f"{len(zero)} of {len(zero) + len(tails)} lora_B are zero, such as {zero[0]}",
-                nonzero_lora_b=len(tails),
-            )
-        )
-    partly = _partly_zero(tails)
-    if partly is not None:
-        world, share = partly
-        facts |= {"zero_row_share_lora_b": share, "suspected_world_size": world}
-        found.append(
-            findings.finding(
-                "lora-b-partly-zero",
-                it.subject,
-                f"the same {world - 1}/{world} of every lora_B is exactly zero: as if one of {world} ranks had "
-                "been gathered",
-                "save again with all ranks gathered",
-                zero_row_share_lora_b=share,
-                suspected_world_size=world,
-            )
-        )
-    return facts, found
-
-
-def _partly_zero(tails: list[tuple[int, int]]) -> tuple[int, float] | None:
-    """Return (suspected world size, share of zero rows) where every matrix keeps only the first rank's rows."""
-    if not tails or any(zero == 0 for zero, _ in tails):
-        return None
-    kept = [(rows - zero, rows) for zero, rows in tails]
-    for world in range(2, min(_WORLD_LIMIT, max(rows for _, rows in kept)) + 1):
-        if all(have == -(-rows // world) for have, rows in kept):
-            return world, round(1 - 1 / world, 12)
-    return None
+    facts, found = lora_zeros.judge(it.subject, seconds)
+    return facts, [*values.broken(it.subject, nan, inf), *found]
 
 
 def _side_files(draft: Draft) -> list[str]:

@@ -43,6 +43,9 @@ _NUMBERED: Final = _UNIFORM | frozenset(
 
 _COUNTS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _NUMBER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.([0-9]{1,5})\.")
+_OUTSIDE = re.compile(r"embed|(?:^|\.)(?:wte|shared|lm_head|score|norm|final_layer_norm|ln_f|norm_f)(?:\.|$)")
+"""Names of what lies before and behind the layers."""
+
 _OTHER_TOWER = re.compile(r"(?:^|[._])(?:vision|visual|image|audio|speech)")
 
 _SAMPLING: Final[dict[str, Any]] = {
@@ -173,7 +176,8 @@ def required(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: 
 def layers(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: str) -> Checked:
     """Find layers that the config counts and of which no file holds a single tensor, however they are packed.
 
-    Of families that are not known only a model without any layer is told, where no name counts anything.
+    Of families that are not known only a model without any layer is told, where no name counts anything. Where no name
+    is one that models give an embedding, a norm, a head or a layer, names tell nothing.
     """
     inner = text_config(config)
     count = next((n for key in _COUNTS if isinstance(n := inner.get(key), int) and not isinstance(n, bool)), 0)
@@ -181,6 +185,8 @@ def layers(config: Mapping[str, Any], tensors: Mapping[str, Tensor], subject: st
         return {}, []
     mine = [_bare(name) for name in tensors if inner is config or not _OTHER_TOWER.search(name)]
     numbers = {int(match[1]) for name in mine if (match := _NUMBER.search(name)) is not None}
+    if not numbers and not any(_OUTSIDE.search(name) for name in mine):
+        return {}, []
     known = str(inner.get("model_type")) in _NUMBERED
     if known:
         missing = [i for i in range(count) if i not in numbers]

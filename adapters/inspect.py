@@ -59,7 +59,8 @@ def inspect(
 
     `ignore` are patterns of the watch rule; `caches` Hub caches that may hold bases, for their licences. With `alone`
     only the artifacts of the folder itself are judged, and those in folders below count as somebody else's. The values
-    of a whole model of up to `values` bytes are looked at; whoever stages it next passes 0, for staging looks at all.
+    of an adapter, and of a whole model of up to `values` bytes, are looked at; whoever stages it next passes 0, for
+    staging looks at all and nothing is read twice.
     With `prefer_averaged` a running average counts as the weights where a checkpoint holds both. Raises OSError when
     the path is gone or cannot be listed.
     """

@@ -61,9 +61,22 @@ class Artifact(Value, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes that would be published; what is put together counts with its tensors."""
-        listed = sum(file.size for file in self.files if file.publish)
-        return listed + (self.weights.bytes if self.inputs and self.weights is not None else 0)
+        """Bytes that would be published; what is converted or put together counts with its tensors."""
+        made = set(self.convert)
+        listed = sum(file.size for file in self.files if file.publish and file.path not in made)
+        return listed + (self.weights.bytes if (self.inputs or made) and self.weights is not None else 0)
+
+    @property
+    def unread(self) -> str | None:
+        """What this look leaves for staging to find, in words; None where every value was looked at."""
+        if self.facts.get("values_checked") is True or self.weights is None:
+            return None
+        if self.weights.format != "safetensors":
+            return f"values in {self.weights.format} weights are not looked at: whether they are numbers is not known"
+        return (
+            f"{self.weights.bytes} bytes of values are looked at only while they are staged: NaN and infinities would "
+            "refuse them then, and zeros be told"
+        )
 
 
 class Inspection(Value, frozen=True):

@@ -72,6 +72,14 @@ RANK_NAMES: Final = (
 )  # fmt: skip
 """How the names of files count ranks."""
 
+_RANK_SLICE = re.compile(
+    r"(?P<lead>(?:.*[-_.])?(?:mp_rank|tp_rank|rank|tp|mp)[-_]?)(?P<i>[0-9]{1,5})(?:[-_]?of[-_]?(?P<n>[0-9]{1,5}))?"
+    r"(?P<tail>(?:[-_.][\w-]+)*\.safetensors)",
+    re.IGNORECASE,
+)
+"""A tensor-parallel rank's part of a model: `rank0.safetensors` of TensorRT-LLM, `model-rank-0-part-0.safetensors` of
+vLLM."""
+
 _RESUME_NAMES: Final = frozenset(
     {
         "optimizer.pt",
@@ -172,6 +180,14 @@ def slice_of(name: str) -> tuple[int, str] | None:
     """Return (rank, file that the ranks make together) of `shard-00001-model-00001-of-00002.safetensors`, else None."""
     match = _SLICE.fullmatch(name)
     return (int(match["rank"]), match["rest"]) if match else None
+
+
+def rank_slice(name: str) -> tuple[int, int, str] | None:
+    """Return (rank, ranks that the name states or 0, what the ranks' names share) of `rank0.safetensors`, else None."""
+    match = _RANK_SLICE.fullmatch(name) if name.endswith(".safetensors") else None
+    if match is None or slice_of(name) is not None:
+        return None
+    return int(match["i"]), int(match["n"] or 0), f"{match['lead']}*{name[match.end('i') :]}"
 
 
 def is_fsdp_folder(name: str) -> bool:

@@ -31,8 +31,8 @@ class Unreadable(NamedTuple):
 class Reader:
     """The documents, headers and containers of one tree, each read at most once.
 
-    Whole models of up to `values` bytes may be read for their values. With `averaged` a running average is taken where
-    a checkpoint holds it beside the raw weights.
+    Whole models of up to `values` bytes may be read for their values; 0 says that neither they nor adapters may. With
+    `averaged` a running average is taken where a checkpoint holds it beside the raw weights.
     """
 
     def __init__(self, tree: Tree, values: int = VALUES_LIMIT, *, averaged: bool = False) -> None:

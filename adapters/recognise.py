@@ -42,13 +42,16 @@ def parts(place: Place) -> list[Part]:
         found.append(Part("mlx", "mlx-lora"))
     elif has_config or adapter_files:
         found.append(Part("adapter", "lora-adapter"))
+    slices = ranks.slices(place) if not found else ()
+    cut = {file.name for file in slices}
+    if cut and not any(layout.is_weights_name(n) and n not in cut for n in names):
+        return [Part("slices", "rank-sharded", slices)]
     if pipeline.is_pipeline(place.table(layout.PIPELINE_CONFIG)):
         found.append(Part("pipeline", "full-model"))
     elif _is_model(place, adapter=bool(found)):
         found.append(Part("model", "full-model"))
     if not found and distributed.folders(place):
         return [Part("distributed", "ckpt-dcp")]
-    slices = tuple(file for name, file in sorted(names.items()) if layout.slice_of(name) is not None)
     if not found and slices:
         return [Part("slices", "rank-sharded", slices)]
     if not found and ranks.is_megatron(place.reader.tree.folders[place.folder].dirs):

@@ -9,7 +9,7 @@ large number; values are decoded one by one only to count what is certainly ther
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from weighbridge.adapters import keys, values
+from weighbridge.adapters import keys, lora_zeros, values
 from weighbridge.adapters.formats import safetensors
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.weights import FLOATS
@@ -56,6 +56,9 @@ class Sieve:
         self.nan: dict[str, int] = {}
         self.inf: dict[str, int] = {}
         self.zero: list[str] = []
+        self.seconds = lora_zeros.Seconds()
+        self._zero_tail: int | None = None
+        """Zero bytes at the end of what has passed of a LoRA's second half."""
         self._head: bytearray | None = bytearray()
         self._problem = ""
         self._left: Iterator[Tensor] = iter(())
@@ -111,16 +114,22 @@ class Sieve:
         self._carry = b""
         self._is_broken = len(self.nan) + len(self.inf) >= TOLD_MAX
         self._is_zero = self._tensor is not None and _is_matrix(self._tensor)
+        self._zero_tail = 0 if self._tensor is not None and lora_zeros.is_second(self._tensor) else None
 
     def _ended(self, tensor: Tensor) -> None:
         if self._is_zero:
             self.zero.append(tensor.name)
+        if self._zero_tail is not None:
+            self.seconds.add(tensor, zero_tail=self._zero_tail)
         self._next()
 
     def _piece(self, tensor: Tensor, block: Block, start: int, stop: int) -> None:
         """Look at the bytes of one tensor that lie in a block; an element across a border is put together again."""
         if self._is_zero:
             self._is_zero = not (block[start] or block[stop - 1]) and block[start:stop] == bytes(stop - start)
+        if self._zero_tail is not None:
+            alive = len(block[start:stop].rstrip(b"\0"))
+            self._zero_tail = stop - start - alive + (0 if alive else self._zero_tail)
         width = values.WIDTH.get(tensor.dtype)
         if width is None or self._is_broken:
             return
@@ -191,7 +200,7 @@ class Sieves:
             raise errors.RefusedError(
                 f"{shown(broken.subject)} cannot be published", why=broken.message, fix=broken.fix, findings=[broken]
             )
-        return [*_zero(self._sieves), *_unread(self._unread, self._sieves)]
+        return [*_zero(self._sieves), *_flat(self._sieves), *_unread(self._unread, self._sieves)]
 
 
 def _broken(sieves: dict[str, Sieve]) -> Finding | None:
@@ -223,6 +232,15 @@ def _zero(sieves: dict[str, Sieve]) -> Iterable[Finding]:
             "check that the trained weights were saved",
             zero_tensors=sorted(names)[:TOLD_MAX],
         )
+
+
+def _flat(sieves: dict[str, Sieve]) -> list[Finding]:
+    """Return what the second halves of an adapter tell."""
+    seconds = lora_zeros.Seconds()
+    files = [path for path, sieve in sorted(sieves.items()) if sieve.seconds.zero or sieve.seconds.tails]
+    for path in files:
+        seconds.take(sieves[path].seconds)
+    return lora_zeros.judge(files[0], seconds)[1] if files else []
 
 
 def _unread(paths: Sequence[str], sieves: dict[str, Sieve]) -> Iterable[Finding]:

@@ -47,10 +47,13 @@ def run(config: str | None, scan_only: bool) -> int:
 @registryd.command()
 @config_option
 @click.option("--backfill", is_flag=True, help="Take what was there before the first start, too.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be published, with count and bytes.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be published: files, bytes, warnings.")
 @json_option
 def once(config: str | None, backfill: bool, dry_run: bool, as_json: bool) -> int:
     """Scan once, publish what is finished and due, and end.
+
+    With --dry-run the files and sizes are those that would be published, and each artifact whose values are looked at
+    only while it is staged says so; what lies at the remote already is not asked.
 
     Ends 0 when all that is due is published and on its mirrors, 3 when a watched root is not there, 5 when something is
     blocked, 6 when a remote gives no answer, 7 when a daemon works on the same state, 8 when a folder is not finished
@@ -213,6 +216,12 @@ def _print_preview(rows: list[dict[str, Any]], *, as_json: bool) -> int:
     for row in rows:
         verdict = f"{row['name']}" if row["publish"] else f"- {row['reason']}"
         _say(f"{row['size']:>14}  {row['kind'] or '-':<9}  {shown(row['path'])}  {shown(verdict)}")
+        for file in row["files"]:
+            _say(f"{file['size']:>14}  {file['role']:<9}    {shown(file['path'])}")
+        for told in row["warnings"]:
+            _say(f"{'':>14}  warn         {told['code']}: {shown(told['message'])}")
+        if row["unread"]:
+            _say(f"{'':>14}  later        {row['unread']}")
     sys.stderr.write(f"{count} would be published, {total} bytes; {len(rows) - count} would not\n")
     return 0
 

@@ -88,8 +88,12 @@ class Intake:
         look: Look,
         below: Below,
         caches: Sequence[Path] = (),
+        values: int = 0,
     ) -> None:
-        """`look` and `below` are the watch's eyes; `caches` are Hub caches that may hold bases."""
+        """`look` and `below` are the watch's eyes; `caches` are Hub caches that may hold bases.
+
+        `values` is as in `inspect`: what is staged next is looked at there.
+        """
         self._store = store
         self._homes = homes
         self._rules = rules
@@ -100,6 +104,7 @@ class Intake:
         self._look = look
         self._below = below
         self._caches = caches
+        self._values = values
         self._stamps: dict[str, tuple[int, int] | None] = {}
 
     def rule(self, job: Job) -> WatchRule | None:
@@ -132,7 +137,7 @@ class Intake:
             return self._set_aside(job, verdict.reason, verdict.why)
         if isinstance(verdict, policy.Later):
             return Unfit(self._store.advance(job, until=verdict.until, reason=verdict.why))
-        admission = self._admit(judged, rule)
+        admission = self.admit(judged, rule)
         bundle = self.stage(job, rule, admission, moved)
         try:
             self._unchanged(job)
@@ -176,7 +181,7 @@ class Intake:
         """
         folder, own = os.path.split(job.path)
         raw = layout.raw_of(own)
-        if rule.ema != "prefer" or raw not in beside:
+        if rule.ema != "prefer" or raw is None or raw not in beside:
             return artifact
         found = average.partial(Path(job.path), Path(folder, raw))
         if found is None:
@@ -241,7 +246,7 @@ class Intake:
             Path(job.path),
             ignore=[*rule.ignore, *below],
             caches=self._caches,
-            values=0,
+            values=self._values,
             prefer_averaged=rule.ema == "prefer",
         )
         publishable = [one for one in found.artifacts if one.relative == "." and one.kind is not None]
@@ -324,7 +329,8 @@ class Intake:
 
     # -- may it go, and the copy
 
-    def _admit(self, judged: Judged, rule: WatchRule) -> Admission:
+    def admit(self, judged: Judged, rule: WatchRule, *, hashed: bool = True) -> Admission:
+        """Return what is published of a judged artifact, by its remotes' rules; `hashed` is as in `admit`."""
         job, artifact, run, note = judged
         facts = types.RunFacts(project=run.project, name=run.name, id=job.run_id or "")
         began = run_identity.began_at(job.run_id or "")
@@ -341,6 +347,7 @@ class Intake:
                 extra=self._late(job),
                 caches=self._caches,
                 ask=self._hub(rule),
+                hashed=hashed,
             )
         except errors.RefusedError as refused:
             refused.data["findings"] = offered(job, refused.data["findings"])

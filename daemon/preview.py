@@ -1,10 +1,15 @@
-"""What a passage would publish: judged like the real thing, on a database in memory, and nothing is written."""
+"""What a passage would publish: judged like the real thing, on a database in memory, and nothing is written.
+
+The files, their sizes and what a remote's rules refuse are those of the passage itself. Adapters and models of up to
+256 MB are looked at value by value; of larger ones each row says that staging does it, and what it may find.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weighbridge.adapters import run_identity, structure
+from weighbridge.adapters.reading import VALUES_LIMIT
 from weighbridge.config import mounts
 from weighbridge.config.settings import Settings, WatchRule
 from weighbridge.daemon import policy, state
@@ -35,6 +40,7 @@ def preview(settings: Settings, environ: Mapping[str, str], *, backfill: bool) -
             host="", mountinfo=mounts.read_table(environ),
             look=lambda root, path: trees[root].look(path),
             below=lambda root, path: [p for p in trees[root].candidates if p.startswith(path + "/")],
+            values=VALUES_LIMIT,
         )  # fmt: skip
         for root, tree in trees.items():
             tree.scan()
@@ -54,10 +60,9 @@ def preview(settings: Settings, environ: Mapping[str, str], *, backfill: bool) -
 def _rows(
     store: JobStore, intake: Intake, rules: Mapping[str, WatchRule], is_old: Callable[[str, str], bool]
 ) -> Iterator[dict[str, Any]]:
-    asked: set[int] = set()
+    asked: dict[int, Judged | None] = {}
     while jobs := [job for job in store.jobs("state = 'settling'", order="path, id") if job.id not in asked]:
         for job in jobs:
-            asked.add(job.id)
             reason = structure.complete(job.path, mark=False)
             try:
                 judged = None if reason else intake.judge(job, rules[job.root])
@@ -65,6 +70,7 @@ def _rows(
                 reason = error.why or error.what
                 store.advance(job, "blocked", reason=reason)
                 judged = None
+            asked[job.id] = judged if isinstance(judged, Judged) else None
             if isinstance(judged, Judged):
                 continue
             if judged is None:
@@ -76,9 +82,27 @@ def _rows(
         if is_old(job.path, job.root):
             yield _row(job, "it was there before the daemon came (--backfill takes it)")
         elif isinstance(verdict, policy.Publish):
-            yield _row(job, None)
+            yield _published(intake, job, asked[job.id], rules[job.root])
         else:
             yield _row(job, verdict.why)
+
+
+def _published(intake: Intake, job: Job, judged: Judged | None, rule: WatchRule) -> dict[str, Any]:
+    """Return the row of what the rule publishes, unless a rule of its remotes stands against it."""
+    if judged is None:
+        return _row(job, "it is not finished")
+    try:
+        admission = intake.admit(judged._replace(job=job), rule, hashed=False)
+    except errors.WeighbridgeError as error:
+        return _row(job, error.why or error.what)
+    files = [{"path": f.path, "size": admission.size_of(f), "role": f.role} for f in admission.files]
+    warnings = [f for f in admission.findings if f.severity == "warn"]
+    return _row(job, None) | {
+        "size": admission.size,
+        "files": files,
+        "unread": judged.artifact.unread,
+        "warnings": [{"code": f.code, "subject": f.subject, "message": f.message} for f in warnings],
+    }
 
 
 def _row(job: Job, reason: str | None) -> dict[str, Any]:
@@ -90,6 +114,9 @@ def _row(job: Job, reason: str | None) -> dict[str, Any]:
         "size": job.size or 0,
         "publish": reason is None,
         "reason": reason,
+        "files": [],
+        "unread": None,
+        "warnings": [],
     }
 
 

@@ -155,19 +155,36 @@ def test_a_missing_piece_waits_and_is_named(tmp_path: Path) -> None:
 
 
 def test_the_preview_tells_the_same(tmp_path: Path) -> None:
-    """`registryd once --dry-run` shows what would be put together, with its size, and what waits for which rank."""
+    """`registryd once --dry-run` shows the files and sizes that are then published, and what is refused for what."""
     with Yard(tmp_path) as yard:
         parts.zero(yard.runs / "team/whole/checkpoint-5", stage=2)
         parts.zero(yard.runs / "team/torn/checkpoint-5", world=3, stage=3)
         gone = "zero_pp_rank_2_mp_rank_00_optim_states.pt"
         (yard.runs / "team/torn/checkpoint-5/global_step5" / gone).unlink()
-        shown = yard.daemon_once("--dry-run", "--json")
+        for run, value in (("file", 1.0), ("broken", float("nan"))):
+            folder = yard.runs / "team" / run
+            folder.mkdir()
+            state = parts.state() | {"model.norm.weight": torch.full((16,), value)}
+            torch.save({"state_dict": state, "optimizer": {"state": torch.zeros(9999)}}, folder / "last.ckpt")
+        hollow = yard.runs / "team/hollow/checkpoint-5"
+        parts.zero(hollow, stage=2, world=2)
+        parts.emptied(hollow / "global_step5/zero_pp_rank_1_mp_rank_00_optim_states.pt")
+        shown = yard.daemon_once("--dry-run", "--json", "--backfill")
         rows = {Path(row["path"]).parent.name: row for row in json.loads(shown.stdout)["artifacts"]}
         assert (rows["whole"]["publish"], rows["whole"]["kind"], rows["whole"]["step"]) == (True, "model", 5)
-        assert rows["whole"]["size"] == 22848
-        assert not rows["torn"]["publish"]
         assert gone in rows["torn"]["reason"]
+        assert "NaN" in rows["broken"]["reason"]
+        assert "zeros" in rows["hollow"]["reason"]
+        assert [w["code"] for w in rows["file"]["warnings"]][:1] == ["config-absent"]
         assert not yard.remote.exists()
+        yard.daemon_once("--backfill")
+        remote = open_directory(str(yard.remote))
+        assert {row["name"] for row in rows.values() if row["publish"]} == {"team-whole", "team-file"}
+        for run in ("whole", "file"):
+            manifest = committed(remote, f"team-{run}", 1)
+            told = {(f["path"], f["size"], f["role"]) for f in rows[run]["files"]}
+            assert told == {(f.path, f.size, f.role) for f in manifest.files if f.role != "card"}
+            assert rows[run]["size"] == sum(size for _, size, _ in told)
 
 
 def test_papers_of_the_run_go_along(tmp_path: Path) -> None:

@@ -211,3 +211,52 @@ def test_data_files_without_metadata_wait(tmp_path: Path) -> None:
     found, codes = look(tmp_path)
     assert (found.outcome, found.artifact, codes) == ("wait", "ckpt-dcp", {"metadata-missing"})
     assert found.facts["missing_files"] == [".metadata"]
+
+
+# ------------------------------------------------------------------------------------- tensor-parallel safetensors
+
+NAMED = [
+    "rank{}.safetensors", "model-rank-{}-part-0.safetensors", "model_tp{}.safetensors", "model.mp_rank_0{}.safetensors",
+    "model-tp0{}-of-04.safetensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [False, True])
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("gone", [None, 1])
+def test_a_rank_s_part_as_safetensors(tmp_path: Path, name: str, config: bool, gone: int | None) -> None:
+    """Parts of tensors are told as parts, never as copies of each other, and the finding says what to do instead."""
+    cut = {n: (d, (s[0] // 2, *s[1:]), None) for n, (d, s, _) in builders.llama_tensors().items() if len(s) > 1}
+    for rank in {0, 1, 2, 3} - {gone}:
+        (tmp_path / name.format(rank)).write_bytes(builders.safetensors_bytes(cut))
+    if config:
+        builders.write_json(tmp_path / "config.json", builders.llama_config())
+    found, codes = look(tmp_path)
+    assert (found.outcome, found.artifact, found.kind) == ("refuse", "rank-sharded", None)
+    assert codes == ({"rank-files"} if gone is None else {"rank-files", "rank-file-missing"})
+    assert found.facts["world_size"] == 4
+    assert found.facts["missing_files"] == ([] if gone is None else [name.format(gone)])
+    assert all(f.fix for f in found.findings if f.severity == "block")
+
+
+def test_torch_s_own_slices_beside_a_config(tmp_path: Path) -> None:
+    """A config beside them makes no model of them, and the finding names the function that joins them."""
+    builders.write_json(tmp_path / "config.json", builders.llama_config())
+    for rank in (1, 2):
+        (tmp_path / f"shard-0000{rank}-model-00001-of-00001.safetensors").write_bytes(
+            builders.safetensors_bytes({"w": ("F32", (2, 2), None)})
+        )
+    found, codes = look(tmp_path)
+    assert (found.outcome, codes) == ("refuse", {"rank-files"})
+    (told,) = [f for f in found.findings if f.code == "rank-files"]
+    assert "consolidate_safetensors_files" in str(told.fix)
+
+
+@pytest.mark.parametrize(
+    "names", [["lora_rank4.safetensors", "lora_rank8.safetensors"], ["epoch-0.safetensors", "epoch-1.safetensors"]]
+)
+def test_numbers_that_count_no_ranks(tmp_path: Path, names: list[str]) -> None:
+    """The rank of an adapter, and the number of a checkpoint, are no ranks of a machine."""
+    for name in names:
+        (tmp_path / name).write_bytes(builders.safetensors_bytes({"w": ("F32", (2, 2), None)}))
+    assert inspect(tmp_path).artifact != "rank-sharded"

@@ -116,10 +116,15 @@ def test_a_model_without_any_layer(tmp_path: Path, packed: bool) -> None:
 
 @pytest.mark.parametrize(
     "tensors",
-    [["rnn.weight_ih_l0", "embed.weight"], ["stack.attention.wq", "embed_tokens.weight"], ["embed.weight", "fc2.bias"]],
+    [
+        ["w", "s"],
+        ["rnn.weight_ih_l0", "embed.weight"],
+        ["stack.attention.wq", "embed_tokens.weight"],
+        ["embed.weight", "fc2.bias"],
+    ],
 )
 def test_layers_that_are_counted_another_way(tensors: list[str]) -> None:
-    """What numbers or stacks its layers in its own way is not second-guessed."""
+    """What numbers or stacks its layers in its own way, or names nothing as models do, is not second-guessed."""
     table = {name: Tensor(name, "F32", (3, 8, 8), 0, 0) for name in tensors}
     assert fit.layers({"model_type": "own", "num_hidden_layers": 3}, table, "config.json") == ({}, [])
 

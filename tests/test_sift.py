@@ -20,7 +20,14 @@ from weighbridge.registry import errors
 from weighbridge.registry.flow.sources import SourceFile
 from weighbridge.registry.flow.stage import Mode, seen, stage
 from weighbridge_testlib.bench import Bench
-from weighbridge_testlib.builders import TensorSpec, llama_model, llama_tensors, safetensors_bytes, write_json
+from weighbridge_testlib.builders import (
+    TensorSpec,
+    llama_model,
+    llama_tensors,
+    lora_config,
+    safetensors_bytes,
+    write_json,
+)
 from weighbridge_testlib.desk import Desk
 from weighbridge_testlib.publishing import write_files
 from weighbridge_testlib.shelf import facts
@@ -259,6 +266,38 @@ def test_the_daemon_blocks_a_diverged_model(tmp_path: Path, staging: Any) -> Non
     assert [f.code for f in job.findings_list if f.severity == "block"] == ["values-nan"]
     assert list(bench.versions()) == ["team-good@v1"]
     bench.catalog.close()
+
+
+SECONDS = {
+    f"base_model.model.layers.{i}.{name}.lora_{half}{tail}": shape
+    for i in range(2)
+    for name in ("q_proj", "up_proj")
+    for half, shape, tail in (("A", (4, 24), ".weight"), ("B", (24, 4), ".weight"), ("embedding_B", (24, 4), ""))
+}
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(dtype=st.sampled_from(["F32", "BF16", "F16"]), data=st.data())
+def test_staging_tells_of_an_adapter_what_a_look_tells(tmp_path: Path, dtype: str, data: st.DataObject) -> None:
+    """Second halves that are zero, wholly, in part or by ranks: staging says it in the same words as `inspect`."""
+    world = data.draw(st.sampled_from([None, 1, 2, 4]))
+    width = 4 if dtype == "F32" else 2
+    tensors: dict[str, TensorSpec] = {}
+    for name, shape in SECONDS.items():
+        share = world or data.draw(st.sampled_from([0, 1, 3]))
+        alive = b"\x01" * (math.prod(shape) * width // share) if share else b""
+        alive = b"\x01" * (math.prod(shape) * width) if "lora_A" in name else alive
+        tensors[name] = (dtype, shape, alive.ljust(math.prod(shape) * width, b"\0"))
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    (folder / "adapter_model.safetensors").write_bytes(safetensors_bytes(tensors, metadata={"format": "pt"}))
+    write_json(folder / "adapter_config.json", lora_config(targets=["q_proj", "up_proj"]))
+    looked, left = inspect(folder), inspect(folder, values=0)
+    bundle = stage(write_files(folder / "run", {"adapter_model.safetensors": safetensors_bytes(tensors)}), folder / "s")
+    codes = {"lora-b-zero", "lora-b-some-zero", "lora-b-partly-zero"}
+    wanted = [f for f in looked.findings if f.code in codes]
+    assert [f for f in bundle.findings if f.code in codes] == wanted
+    assert not [f for f in left.findings if f.code in codes]
+    assert (looked.facts["values_checked"], left.facts["values_checked"]) == (True, False)
 
 
 def test_only_weights_are_sifted() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from weighbridge.adapters import layout
+from weighbridge.adapters import keys, layout
 from weighbridge.adapters.draft import Draft
 from weighbridge.adapters.formats import readers
 from weighbridge.adapters.formats.inert import Record
@@ -12,7 +12,7 @@ from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import File
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place
-from weighbridge.adapters.whole import file_findings, some
+from weighbridge.adapters.whole import counted, file_findings, header_of, some
 from weighbridge.registry import findings
 
 _RANK_DIR = re.compile(r"mp_rank_(?P<tp>[0-9]{2,3})(?:_(?P<pp>[0-9]{3}))?(?:_(?P<ep>[0-9]{3}))?")
@@ -86,36 +86,84 @@ def judge(place: Place, files: tuple[File, ...]) -> Draft:
     return draft
 
 
-def judge_slices(place: Place, files: tuple[File, ...]) -> Draft:
-    """Return safetensors that hold a rank's part of each tensor as a draft; they count ranks from one.
+def slices(place: Place) -> tuple[File, ...]:
+    """Return the safetensors of a folder that hold a rank's part of each tensor, by their names and what they hold.
 
-    Their headers say where a part lies in its tensor and not how large the tensor is: that the last rank is there
-    cannot be seen, so they are never put together here.
+    Names of torch's own writer say so. Another tool's rank counts from 0 or 1, and its files hold the same names: a
+    model's shards do not, and the rank of a LoRA (`lora_rank4.safetensors`) is another thing.
+    """
+    own = [file for name, file in sorted(place.names.items()) if layout.slice_of(name) is not None]
+    found: dict[str, dict[int, File]] = {}
+    stated: dict[str, int] = {}
+    for name, file in sorted(place.names.items()):
+        told = layout.rank_slice(name)
+        if told is not None:
+            found.setdefault(told[2], {})[told[0]] = file
+            stated[told[2]] = max(stated.get(told[2], 0), told[1])
+    for group, files in found.items():
+        if min(files) > 1 or (len(files) < 2 and stated[group] < 2):
+            continue
+        held = [header_of(file, place.reader).tensors.keys() for file in files.values()]
+        if any(map(keys.is_lora, held)) or not all(held[0] & other for other in held[1:]):
+            continue
+        own += files.values()
+    return tuple(own)
+
+
+def judge_slices(place: Place, files: tuple[File, ...]) -> Draft:
+    """Return safetensors that hold a rank's part of each tensor as a draft.
+
+    Their headers say where a part lies in its tensor, if anything, and not how large the tensor is: that the last rank
+    is there cannot be seen, so they are never put together here.
     """
     draft = Draft(place, "rank-sharded", None, Named(root=place.folder, slices=tuple(f.path for f in files)))
-    known = {told for file in files if (told := layout.slice_of(file.name)) is not None}
-    world = max(rank for rank, _ in known)
+    by_torch = layout.slice_of(files[0].name) is not None
+    known = {told for file in files if (told := _slice(file.name)) is not None}
+    first = 1 if by_torch else min(1, *(rank for rank, _ in known))
+    stated = max((told[1] for file in files if (told := layout.rank_slice(file.name)) is not None), default=0)
+    world = max(stated, max(rank for rank, _ in known) + 1 - first)
     draft.facts |= {"world_size": world, "ranks_found": len({rank for rank, _ in known}), "pickle_format": False}
     missing = [
-        place.path(f"shard-{rank:05d}-{rest}")
+        place.path(f"shard-{rank:05d}-{rest}" if by_torch else _numbered(rest, rank, files))
         for rest in sorted({rest for _, rest in known})
-        for rank in range(1, world + 1)
+        for rank in range(first, min(world, _RANK_LIMIT) + first)
         if (rank, rest) not in known
     ]
     if missing:
         draft.add({"missing_files": missing}, [_missing(place, missing, world)])
     for file in files:
         draft.findings.extend(file_findings(file, place.reader))
+    whole = "publish the model that they were cut from, or save it whole with the framework that cut it"
+    join = (
+        "save again with HuggingFaceStorageWriter(..., enable_consolidation=True), or join them: "
+        "torch.distributed.checkpoint._consolidate_hf_safetensors.consolidate_safetensors_files("
+        f"{place.folder!r}, OUTPUT, {{name: 1 for each tensor}}); then publish OUTPUT with the model's config.json"
+    )
     draft.findings.append(
         findings.finding(
             "rank-files",
             files[0].path,
-            f"{len(files)} files hold one rank's part of each tensor",
-            "join them with torch.distributed.checkpoint's consolidate_safetensors_files, then publish the result",
+            f"{counted(len(files), 'file')} of {counted(world, 'rank')} {'holds' if len(files) == 1 else 'hold'} one "
+            "rank's part of each tensor (tensor parallel): none is the model, and no loader of models joins them",
+            join if by_torch else whole,
             world_size=world,
         )
     )
     return draft
+
+
+def _numbered(shared: str, rank: int, files: tuple[File, ...]) -> str:
+    """Return the name of another rank's file, its number as wide as theirs."""
+    lead, _, tail = shared.partition("*")
+    mine = (f.name for f in files if (told := layout.rank_slice(f.name)) is not None and told[2] == shared)
+    width = min(len(name.removeprefix(lead).removesuffix(tail)) for name in mine)
+    return f"{lead}{rank:0{width}d}{tail}"
+
+
+def _slice(name: str) -> tuple[int, str] | None:
+    """Return (rank, what the ranks' names share)."""
+    told = layout.rank_slice(name)
+    return layout.slice_of(name) or ((told[0], told[2]) if told is not None else None)
 
 
 def _missing(place: Place, missing: list[str], world: int) -> Any:

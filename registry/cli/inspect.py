@@ -106,6 +106,8 @@ def rows(found: Inspection) -> list[tuple[str, str]]:
     if result is not None:
         lines.append(("what", what(result)))
         lines.append(("weights", weights(result)))
+        if result.kind is not None and result.unread:
+            lines.append(("values", result.unread))
         if result.step is not None or result.resumable is not None:
             lines.append(("training", training(result)))
     missing = facts.get("missing_files") or []

@@ -286,6 +286,8 @@ def _dry(name: str, artifact: Artifact, admission: Admission, out: Output) -> No
         out.say(f"  {file.path}   {size(admission.size_of(file))}   {file.role}{changed}")
     for left in admission.facts.left_out:
         out.say(f"  left out: {left.path}   {size(left.size)}   {left.reason}")
+    if artifact.unread:
+        out.talk(f"later: {artifact.unread}")
     _findings(admission, out)
 
 

@@ -91,12 +91,14 @@ def admit(
     caches: Sequence[Path] = (),
     lookup: licences.Lookup | None = None,
     ask: Models | None = None,
+    hashed: bool = True,
 ) -> Admission:
     """Return what is published of an artifact under a name, by the strictest policy of its remotes.
 
     `extra` are findings of the caller; `caches` and `lookup` may tell a base's licence, `caches` and `ask` which model
-    of the Hub a base is, and who may use it. Raises NotFinishedError when a
-    finding says wait, RefusedError when one blocks (`data["findings"]` holds them), OSError when the folder is gone.
+    of the Hub a base is, and who may use it. Who publishes nothing asks without `hashed`: then no weights are read for
+    the digests that a version's facts hold. Raises NotFinishedError when a finding says wait, RefusedError when one
+    blocks (`data["findings"]` holds them), OSError when the folder is gone.
     """
     note = sidecar or Sidecar()
     root = Path(artifact.root)
@@ -139,7 +141,7 @@ def admit(
     told = _allowed(told, policy)
     _gate(artifact, name, told)
     inputs = [_file(artifact, JudgedFile(path=p, size=0, role="weights", publish=False)) for p in artifact.inputs]
-    changed = convert(artifact, files, inputs, allowed={one.code: one.reason for one in policy.allowed})
+    changed = convert(artifact, files, inputs, allowed={one.code: one.reason for one in policy.allowed}, hashed=hashed)
     files = changed.files
     transform |= changed.transform
     if policy.paths != "keep":
@@ -160,7 +162,7 @@ def admit(
     )
     facts = Facts(
         kind=artifact.kind or "",
-        weights=_digested(artifact, files, changed.made),
+        weights=_digested(artifact, files, changed.made, hashed=hashed),
         base=base,
         license=licence.license,
         provenance=provenance.redact(gathered, keep_paths=policy.paths == "keep", declared_owner=note.owner),
@@ -427,13 +429,15 @@ def _table(artifact: Artifact) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _digested(artifact: Artifact, files: Sequence[SourceFile], made: Mapping[str, Made]) -> WeightsFacts:
+def _digested(
+    artifact: Artifact, files: Sequence[SourceFile], made: Mapping[str, Made], *, hashed: bool
+) -> WeightsFacts:
     """Return the weights facts, for adapters with the digest that does not depend on the header's order."""
     assert artifact.weights is not None
     facts = artifact.weights
     if artifact.inputs:
         facts = msgspec.structs.replace(facts, shards=len(made))
-    if artifact.kind != "adapter" or facts.bytes > DIGEST_LIMIT:
+    if not hashed or artifact.kind != "adapter" or facts.bytes > DIGEST_LIMIT:
         return facts
     lines: list[tuple[str, str, Sequence[int], str]] = []
     for file in files:

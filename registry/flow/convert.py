@@ -41,11 +41,12 @@ def convert(
     inputs: Sequence[SourceFile] = (),
     *,
     allowed: Mapping[str, str] | None = None,
+    hashed: bool = True,
 ) -> Converted:
     """Return the files as they are published. Raises OSError, RefusedError.
 
     `inputs` are those of the artifact; what their parts turn out to be stops nothing where its code is `allowed`, which
-    gives the reason that the finding then carries.
+    gives the reason that the finding then carries. Without `hashed` no source is read for its digest.
     """
     if inputs:
         return _assembled(artifact, files, inputs, allowed or {})
@@ -75,7 +76,7 @@ def convert(
             name = new_name(file.path.removesuffix(".index.json")) + ".index.json"
             out[i] = msgspec.structs.replace(file, path=name)
             transform[name] = _index(owners, sizes, Path(name).parent)
-    return Converted(out, made, transform, [_edge(f for f in files if f.path in pickles)])
+    return Converted(out, made, transform, [_edge([f for f in files if f.path in pickles], hashed=hashed)])
 
 
 def _assembled(
@@ -114,11 +115,13 @@ def _index(owners: dict[str, str], size: int, folder: Path) -> bytes:
     return json.dumps(document, indent=2).encode() + b"\n"
 
 
-def _edge(sources: Iterable[SourceFile]) -> LineageEdge:
+def _edge(sources: Iterable[SourceFile], *, hashed: bool) -> LineageEdge:
     """Return the edge to what was converted: its names, and the digest of its bytes."""
     files = sorted(sources, key=lambda f: f.path)
-    entries = [FileEntry(path=f.path, size=f.size, sha256=sha256_file(Path(f.source)), role="weights") for f in files]
     label = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
+    if not hashed:
+        return LineageEdge(relation="converted-from", ref=label)
+    entries = [FileEntry(path=f.path, size=f.size, sha256=sha256_file(Path(f.source)), role="weights") for f in files]
     return LineageEdge(relation="converted-from", ref=label, content=content_digest(entries))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from weighbridge.adapters.formats import torch_zip
 from weighbridge_testlib import ranks
 from weighbridge_testlib.builders import llama_tensors
 
@@ -144,3 +145,12 @@ def poison(file: Path, near: float, value: float = float("nan")) -> None:
     found = struct.pack("<f", near)
     assert raw.count(found) >= 1, "the file does not hold that value"
     file.write_bytes(raw.replace(found, struct.pack("<f", value), 1))
+
+
+def emptied(file: Path) -> None:
+    """Fill the large tensors of a rank file with zeros, as a rank that never got its part leaves them."""
+    raw = bytearray(file.read_bytes())
+    for tensor in torch_zip.read(file).tensors:
+        if tensor.nbytes > 1000 and tensor.offset is not None:
+            raw[tensor.offset : tensor.offset + tensor.nbytes] = bytes(tensor.nbytes)
+    file.write_bytes(raw)
