@@ -40,7 +40,8 @@ def choose_remote(
         if given in known:
             return known[given]
         if "/" in given:
-            return _unnamed(given)
+            told = _unnamed(given)
+            return next((one for one in known.values() if one.url == told.url), told)
         near = attribute("weighbridge.config.nearest:nearest")(given, known)
         raise UsageError(
             f"there is no remote '{shown(given[:80])}'",

@@ -92,12 +92,12 @@ def ls(
             limit=None if cut is None else cut + 1,
         )
         more = cut is not None and len(rows) > cut
-        show(shelf, rows[:cut] if more else rows, names, out, more=more)
+        show(shelf, rows[:cut] if more else rows, names, out, more=more, every=every)
 
     reading(chosen, out, look, offline=offline)
 
 
-def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, more: bool) -> None:
+def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, more: bool, every: bool) -> None:
     """Print rows and, for people, a line of totals."""
     if not rows:
         for name in names:
@@ -107,6 +107,13 @@ def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, 
     told = [public(row, shelf.remote.name) for row in rows]
     if out.as_json or out.fmt == "name":
         out.rows(told, COLUMNS, schema=SCHEMA, into="versions", extra=shelf.known() | {"more": more})
+        return
+    if not told:
+        out.rows(told, COLUMNS, schema=SCHEMA, into="versions")
+        there = bool(shelf.view.names())
+        words = "nothing that is published fits" if there else "nothing is published yet"
+        rest = "; --all lists what was withdrawn, given up or is unfinished" if there and not every else ""
+        out.talk(f"{words} on {shelf.remote.name}{shelf.age()}{rest}", "dim")
         return
     for row, seen in zip(told, rows, strict=True):
         row["age"] = age(seen["created_at"], now)

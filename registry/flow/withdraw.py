@@ -127,7 +127,7 @@ def _refuse_tagged(remote: Remote, name: str, n: int) -> None:
             raise errors.ConflictError(
                 f"{name}@v{n} is tagged '{shown(tag)}'",
                 why="a tag wins over a withdrawal",
-                fix=f"move or remove the tag first: registry tag {name}:{tag}",
+                fix=f"move it first: registry tag {name}@vN {tag}, or remove it: registry tag {name} {tag} --delete",
                 tag=tag,
             )
 
