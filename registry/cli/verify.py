@@ -44,7 +44,12 @@ def verify(*, subject: str, read: bool, quick: bool, remote: str | None, config:
     """
     if read and quick:
         raise UsageError("--read and --quick exclude each other", fix="leave one of them out")
-    if not _is_path(subject):
+    if "/" in subject and remote is not None:
+        raise UsageError(
+            f"{shown(subject)} is a path: it is compared with its own manifest, and no remote is asked",
+            fix="leave --remote out, or name a reference such as name@v7",
+        )
+    if remote is not None or not _is_path(subject):
         settings = context.settings(config)
         chosen = context.choose_remote(settings, remote)
         near = folder_of(chosen.url) is not None
