@@ -73,8 +73,8 @@ def plan(path: Path, *, key: str | None = None, adapter: bool = False) -> Extrac
         if not files:
             raise errors.UsageError(
                 f"there is nothing to take out of {shown(str(path))}",
-                why=f"it holds {one.artifact}; its weights are no torch pickles",
-                fix=f"registry push {shown(str(path))}",
+                why=f"it holds {one.artifact}: its weights are not in torch files, nor in parts",
+                fix=f"registry push {shown(str(path))} --name NAME publishes what it holds as it is",
             )
         whole_names = kind in {"full-model", "quantized", "adapter", "peft-other"}
         made = _of(items.torch_files(files, reader, key=key, whole_names=whole_names))

@@ -93,9 +93,14 @@ def tree_of(path: Path, ignore: Sequence[str] = ()) -> listing.Tree:
 
 
 def goes_along(own: str, name: str) -> bool:
-    """Return whether a file beside a single one belongs to it: its config, tokenizer and papers, shards of its set."""
+    """Return whether a file beside a single one belongs to it: its config, tokenizer and papers, shards of its set.
+
+    A config or an index stands for the whole set that it describes.
+    """
     if checkpoint.is_lone_name(own):
         return plan.is_paper(name)
+    if own in {layout.MODEL_CONFIG, layout.ADAPTER_CONFIG} or own.endswith(".index.json"):
+        return plan.is_paper(name) or layout.is_weights_name(name)  # whoever names the config means the folder
     shard = layout.shard_of(own)
     if shard is None:
         return own.endswith(".safetensors") and plan.is_paper(name)

@@ -1,4 +1,7 @@
-"""Is a folder structurally whole right now? Names, JSON and headers only; the daemon asks before it takes anything.
+"""Is a folder structurally whole right now? The daemon asks before it takes anything.
+
+Names, JSON, headers and the directories of containers are read. Of weights in parts the rank files' own records and the
+list of the pieces are, too, by the machine that runs nothing (formats/inert.py): they say what there must be.
 
 An answer other than None is the reason to wait. It says nothing about whether the artifact is any good: that is
 `inspect`'s business, and a folder that stays incomplete is judged there when the wait is over.

@@ -67,6 +67,12 @@ def once(config: str | None, backfill: bool, dry_run: bool, as_json: bool) -> in
     from weighbridge.daemon.passage import once as passage  # noqa: PLC0415 - as above
     from weighbridge.daemon.problems import together  # noqa: PLC0415 - as above
 
+    if not settings.watch:
+        raise errors.UsageError(
+            "there is nothing to watch",
+            why=f"{settings.source or 'the built-in configuration'} has no [[watch]]",
+            fix="registry init --watch FOLDER writes one",
+        )
     _talk()
     done = passage(settings, os.environ, backfill=backfill)
     if as_json:

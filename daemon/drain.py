@@ -30,7 +30,7 @@ def begin(folders: Folders, store: JobStore, path: str) -> Asked:
     if not inside:
         raise errors.UsageError(
             f"{path} is not watched",
-            why=f"watched are {', '.join(folders.roots) or 'no folders'}",
+            why=f"watched are {', '.join(folders.roots)}" if folders.roots else "no folder is watched",
             fix="name a folder under a watched root",
         )
     for old in store.forget_old("path = ? OR path LIKE ? ESCAPE '\\'", [path, _like(path)]):

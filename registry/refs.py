@@ -159,6 +159,13 @@ def split(ref: str) -> tuple[str | None, int | None, str | None, str | None]:
 
     Raises UsageError when the text is no reference.
     """
+    if not ref or "/" in ref:
+        raise UsageError(
+            f"'{shown(ref[:160])}' is not a reference",
+            why="it is a path" if ref else "it is empty",
+            fix="use name@v7, name:tag, name or @sha256:<hex>"
+            + ("; registry inspect looks at a folder" if ref else ""),
+        )
     digest = _DIGEST.fullmatch(ref) if ref.startswith(("@", "sha256:")) else None
     if digest:
         return None, None, None, digest[1]

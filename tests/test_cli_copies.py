@@ -8,6 +8,7 @@ import pytest
 
 from weighbridge.registry import layout
 from weighbridge.registry.flow import notes, tags
+from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.withdraw import GRACE
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge_testlib.builders import lora_adapter
@@ -119,6 +120,8 @@ def test_what_is_something_else_there_is_left_alone(desk: Two) -> None:
     moved = tags.current(desk.backup, NAME, "prod")
     assert moved is not None
     assert (moved.to, moved.who) == (1, "ann")
+    other.mkdir()
+    open_registry(DirectoryRemote(other), create=True)
     foreign = other / layout.claim(NAME, 1)
     foreign.parent.mkdir(parents=True)
     foreign.write_text("{}")
@@ -155,7 +158,9 @@ def test_a_version_is_taken_back_here_and_on_mirrors(desk: Two) -> None:
     """It is neither listed nor pulled any more, its files stay, and the mark comes to a mirror with the next copy."""
     desk.mirrored()
     told = conforms(desk.ok("withdraw", f"{NAME}@v3", "--reason", "wrong data", "--json").json, "withdraw")
-    assert (told["ref"], told["already"]) == (f"{NAME}@v3", False)
+    assert (told["ref"], told["already"], told["copies"]) == (f"{NAME}@v3", False, ["backup"])
+    again = desk.ok("withdraw", f"{NAME}@v3", "--reason", "again").err
+    assert f"registry mirror {NAME}@v3 --remote team --to backup" in again
     assert [row["version"] for row in desk.ok("ls", NAME, "--json").json["versions"]] == [1]
     assert desk.registry("pull", f"{NAME}@v3").code == 3
     assert desk.remote.stat(layout.version(NAME, 3, "adapter_model.safetensors")).size
@@ -168,6 +173,7 @@ def test_a_version_is_taken_back_here_and_on_mirrors(desk: Two) -> None:
         assert "wrong data" in asked.err
     said = desk.ok("withdraw", f"{NAME}@v3", "--reason", "again")
     assert "withdrawn before" in said.err
+    assert "backup" not in said.err
 
 
 def test_a_number_nobody_has_claimed_is_no_copy(desk: Two) -> None:
@@ -202,7 +208,8 @@ def test_a_tag_and_a_vague_reference_are_no_withdrawal(desk: Two) -> None:
     desk.tag("prod", 3)
     said = desk.registry("withdraw", f"{NAME}@v3", "--reason", "wrong data")
     assert said.code == 7
-    assert "prod" in said.err
+    assert f"registry tag {NAME} prod --delete" in said.err
+    desk.ok("tag", NAME, "prod", "--delete")
     assert desk.registry("withdraw", NAME, "--reason", "wrong data").code == 2
     assert desk.registry("withdraw", f"{NAME}@v1", "--reason", " ").code == 2
     assert desk.registry("withdraw", f"{NAME}@v9", "--reason", "wrong data").code == 3
@@ -267,13 +274,54 @@ def test_show_asks_every_remote_when_told_to(desk: Two) -> None:
 
 
 def test_verify_names_a_damaged_copy(desk: Two) -> None:
-    """The copy on the mirror is read, the one at home is not; nothing is kept of what was read."""
+    """The copy on the mirror is read, the one at home is not; the command that is named mends it."""
     desk.mirrored()
     damaged = desk.there / layout.version(NAME, 1, "adapter_model.safetensors")
     damaged.chmod(0o600)
     damaged.write_bytes(b"x" * damaged.stat().st_size)
-    document = conforms(desk.registry("verify", f"{NAME}@v1", "--remote", "backup", "--read", "--json").json, "verify")
-    assert [found["code"] for found in document["findings"] if found["severity"] == "block"] == ["file-damaged"]
+    said = desk.registry("verify", f"{NAME}@v1", "--remote", "backup", "--read", "--json")
+    document = conforms(said.json, "verify")
+    (found,) = [found for found in document["findings"] if found["severity"] == "block"]
+    assert found["code"] == "file-damaged"
     assert document["levels"] == {"sha256-read": 3}
     assert desk.ok("verify", f"{NAME}@v1").code == 0
     assert desk.registry("verify", f"{NAME}@v1", "--read", "--quick").code == 2
+    command = f"registry mirror {NAME}@v1 --remote team --to backup"
+    assert found["fix"].endswith(f"then: {command}")
+    for harm, code in ((damaged.unlink, 0), (lambda: damaged.write_bytes(b"short"), 7)):
+        harm()
+        wrong = desk.registry("verify", f"{NAME}@v1", "--remote", "backup", "--json").json["findings"]
+        assert command in wrong[0]["fix"]
+        assert desk.registry(*command.split()[1:]).code == code
+        damaged.chmod(0o600)
+    assert damaged.read_bytes() == b"short"
+    damaged.unlink()
+    desk.ok(*command.split()[1:])
+    assert desk.ok("verify", f"{NAME}@v1", "--remote", "backup", "--read").out.endswith("sound\n")
+
+
+def test_a_damaged_home_names_the_copy_that_is_sound(desk: Two) -> None:
+    """At home no copy is brought over by a command: what to fetch, and from where, is said."""
+    desk.mirrored()
+    damaged = desk.root / layout.version(NAME, 1, "adapter_model.safetensors")
+    damaged.chmod(0o600)
+    damaged.write_bytes(b"x")
+    assert f"registry pull {NAME}@v1 --remote backup" in desk.registry("verify", f"{NAME}@v1").out
+
+
+def test_a_folder_of_somebody_else_becomes_no_registry(desk: Two) -> None:
+    """Among other files nothing is begun, by neither command; hidden ones and a registry that is there do not count."""
+    other = desk.folder / "downloads"
+    other.mkdir()
+    (other / ".hidden").write_text("x")
+    (other / "film.mkv").write_text("x")
+    adapter = lora_adapter(desk.folder / "adapter", seed=9)
+    for words in (["mirror", NAME, "--to", other], ["push", adapter, "--name", "another", "--remote", other]):
+        said = desk.registry(*words)
+        assert said.code == 2
+        assert "film.mkv" in said.err
+        assert sorted(path.name for path in other.iterdir()) == [".hidden", "film.mkv"]
+    (other / "film.mkv").unlink()
+    desk.ok("mirror", NAME, "--to", other)
+    (other / "film.mkv").write_text("x")
+    desk.ok("mirror", NAME, "--to", other)

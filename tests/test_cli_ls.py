@@ -217,8 +217,13 @@ def test_an_empty_registry_prints_headings_only(tmp_path: Path, monkeypatch: pyt
     desk = Desk(tmp_path, monkeypatch)
     said = desk.ok("ls")
     assert len(said.out.splitlines()) == 1
-    assert "0 names" in said.err
+    assert said.err == "nothing is published yet on team\n"
     assert conforms(desk.ok("ls", "--json").json, "ls")["versions"] == []
+    desk.shelf.publish("medical-sft")
+    said = desk.ok("ls", "medical-sft", "--kind", "merged", "--remote", str(desk.root))
+    assert len(said.out.splitlines()) == 1
+    assert "1 version" not in said.err
+    assert "nothing that is published fits" in said.err
 
 
 def test_a_place_that_is_no_registry_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

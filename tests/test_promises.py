@@ -55,6 +55,12 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_promises:test_what_is_watched_is_never_touched",
         "test_remote_directory:test_a_remote_whose_mount_is_gone_is_not_empty",
         "test_withdraw:test_a_damaged_mark_deletes_nothing",
+        "test_withdraw:test_the_payload_goes_after_the_grace",
+        "test_withdraw:test_a_tag_wins",
+        "test_cli_copies:test_files_go_only_after_a_withdrawal_and_its_grace",
+        "test_mirrors:test_a_mirror_that_holds_something_else_is_left_alone",
+        "test_cli_copies:test_verify_names_a_damaged_copy",
+        "test_problems:test_nothing_is_forgotten_under_a_root_that_is_not_there",
     ),
     "locks die with the process": (
         "test_daemon_service:test_a_killed_daemon_starts_again_at_once",

@@ -40,6 +40,8 @@ def _wanted(case: Case, one: Finding) -> list[Path]:
     if isinstance(missing, list) and missing:
         return [case.path(str(path)) for path in missing]
     subject = case.path(one.subject)
+    if one.subject == "." and Path(case.artifact.root).is_file():
+        return []  # the one file that was asked about is there, and is no weights
     inner = one.data.get("file")
     if not isinstance(inner, str) or inner == one.subject:
         return [subject]

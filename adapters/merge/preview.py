@@ -231,14 +231,22 @@ def _of_kind(one: Artifact, kind: str) -> bool:
 def _nothing(seen: Inspection, subject: str, what: str) -> list[Finding]:
     """Return why a folder holds no adapter, or no base, to merge."""
     kept = [_placed(one, subject) for one in seen.findings if one.severity == "block"]
+    fix = "name the folder itself"
     if len(seen.artifacts) > 1 and not kept:
         names = ", ".join(one.relative for one in seen.artifacts[:8])
         message = f"{seen.path} holds several artifacts ({names}): which one is meant?"
     else:
         message = f"{seen.path} holds {seen.artifact or 'nothing known'}, and no {what} that could be merged"
+        fix = _MEANT[what] if seen.artifacts else fix
     if kept:
         return kept
-    return [findings.finding("merge-impossible", subject, message, "name the folder itself", mergeable=False)]
+    return [findings.finding("merge-impossible", subject, message, fix, mergeable=False)]
+
+
+_MEANT: Final = {
+    "adapter": "name the adapter's folder; the model it is merged into is --base",
+    "base": "name the model that the adapter was trained on",
+}
 
 
 def _of_adapter(one: Artifact, subject: str) -> list[Finding]:

@@ -12,7 +12,7 @@ from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
 from weighbridge.config.settings import RemoteSettings
-from weighbridge.registry.cli import context, options, sides
+from weighbridge.registry.cli import context, options, paths, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
@@ -26,11 +26,11 @@ SCHEMA: Final = "weighbridge/cast/1"
 
 
 @click.command("cast")
-@click.argument("model", metavar="MODEL")
+@click.argument("model", metavar="MODEL", type=paths.WORD)
 @click.option("--dtype", type=click.Choice(list(DTYPES)), required=True, help="The precision of the result.")
 @click.option("--keep-fp32", metavar="CLASSES", help="Layer classes that get fp32: norm,embed,head,router,...")
 @click.option(
-    "--to", "target", metavar="DIR", type=click.Path(path_type=Path), help="The folder that will hold the result."
+    "--to", "target", metavar="DIR", type=paths.PLACE, help="The folder that will hold the result."
 )
 @click.option("--name", metavar="NAME", help="Publish the result as NAME-DTYPE [default: the model's name].")
 @click.option("--dry-run", is_flag=True, help="Only say what would be cast and what stands against it.")

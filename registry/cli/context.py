@@ -40,7 +40,8 @@ def choose_remote(
         if given in known:
             return known[given]
         if "/" in given:
-            return _unnamed(given)
+            told = _unnamed(given)
+            return next((one for one in known.values() if one.url == told.url), told)
         near = attribute("weighbridge.config.nearest:nearest")(given, known)
         raise UsageError(
             f"there is no remote '{shown(given[:80])}'",
@@ -59,6 +60,9 @@ def choose_remote(
 
 def _unnamed(url: str) -> RemoteSettings:
     """Return the settings of a remote that is given as a URL or a path; a relative path is taken from here."""
+    scheme, colon, rest = url.partition(":/")
+    if colon and scheme in {"s3", "hf", "file"} and not rest.startswith("/"):
+        raise UsageError(f"--remote: '{shown(url)}' is no URL", fix=f"write {scheme}://{shown(rest)}")
     try:
         whole = checked_url(url if "://" in url else os.path.abspath(os.path.expanduser(url)))  # noqa: PTH100, PTH111
     except Fault as fault:

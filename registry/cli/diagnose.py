@@ -11,10 +11,9 @@ from weighbridge.adapters.diagnose import text as texts
 from weighbridge.adapters.diagnose.answer import Diagnosis, document
 from weighbridge.adapters.diagnose.answer import diagnose as ask
 from weighbridge.adapters.diagnose.rule import Cause
-from weighbridge.registry.cli import options
+from weighbridge.registry.cli import options, paths
 from weighbridge.registry.cli.inspect import plain
 from weighbridge.registry.cli.output import Output
-from weighbridge.registry.errors import NotFoundError
 
 EXIT: Final = {"nothing": 0, "found": 5, "wait": 8}
 READ_LIMIT: Final = 64 << 20
@@ -28,9 +27,14 @@ _SAID: Final = 4
 
 
 @click.command("diagnose")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=paths.PLACE)
 @click.option("--error", "error", metavar="TEXT", help="What the program said; '-' reads a whole log from stdin.")
-@click.option("--base", metavar="BASE", help="The base model: a folder, or an id in the Hub cache [default: as named].")
+@click.option(
+    "--base",
+    type=paths.WORD,
+    metavar="BASE",
+    help="The base model: a folder, or an id in the Hub cache [default: as named].",
+)
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Names to pass over, as in a watch rule; repeatable.")
 @options.talking
 def diagnose(*, path: Path, error: str | None, base: str | None, ignore: tuple[str, ...], out: Output) -> int:
@@ -45,7 +49,7 @@ def diagnose(*, path: Path, error: str | None, base: str | None, ignore: tuple[s
     try:
         found = ask(path, text, base=base, ignore=ignore)
     except FileNotFoundError as gone:
-        raise NotFoundError(f"there is no {path}", fix="name a folder or a file that exists") from gone
+        raise paths.absent(path) from gone
     if out.as_json:
         out.json(plain(document(found)))
     else:

@@ -8,7 +8,7 @@ import click
 
 from weighbridge.adapters import extract as extraction
 from weighbridge.adapters import extract_write
-from weighbridge.registry.cli import options
+from weighbridge.registry.cli import options, paths
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import UsageError
@@ -23,8 +23,8 @@ _DTYPES: Final = {
 
 
 @click.command("extract")
-@click.argument("checkpoint", metavar="CKPT", type=click.Path(path_type=Path))
-@click.option("--to", "target", metavar="DIR", required=True, type=click.Path(path_type=Path), help="A new folder.")
+@click.argument("checkpoint", metavar="CKPT", type=paths.PLACE)
+@click.option("--to", "target", metavar="DIR", required=True, type=paths.PLACE, help="A new folder.")
 @click.option("--key", metavar="NAME", help="The table that holds the model, where there are several.")
 @click.option("--adapter", is_flag=True, help="Take the adapter's weights only, under PEFT's names.")
 @click.option("--dtype", metavar="DTYPE", help="Convert floating weights: bf16, fp16, fp32 or fp64.")
@@ -49,6 +49,8 @@ def extract(
     CKPT is a torch file, a Lightning checkpoint, a model or adapter of pickles, a DeepSpeed ZeRO folder or a torch
     distributed checkpoint. No pickle is run. What is left behind is listed with its size.
     """
+    if not (checkpoint.is_file() or checkpoint.is_dir()):
+        raise paths.absent(checkpoint)
     limit = _bytes(shard_size)
     if keep_fp32 and dtype is None:
         raise UsageError("--keep-fp32 needs --dtype", fix="--dtype bf16 --keep-fp32 norm,embed")

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry import layout
 from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.catalog_read import DAMAGE, Row, is_damage
 from weighbridge.registry.cli import context
-from weighbridge.registry.cli.catalogue import Shelf
+from weighbridge.registry.cli.catalogue import Shelf, folder_of
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.errors import (
     DeniedError,
     FeedDamagedError,
     NotFoundError,
     UnreachableError,
+    UsageError,
     WeighbridgeError,
 )
 from weighbridge.registry.flow import sync
@@ -152,12 +154,32 @@ def registry_of(chosen: RemoteSettings, remote: Remote, *, writer: str | None = 
     """Open the registry of a remote that is to be written to, made where there never was one.
 
     Raises UnreachableError where there was one and it is gone: numbers are never given out anew beside an empty mount
-    point.
+    point. Raises UsageError where none ever was and the folder holds files of somebody else.
     """
+    _refuse_foreign(chosen)
     try:
         return open_registry(remote, create=context.known_registry(chosen) is None, writer=writer)
     except NotFoundError as error:
         raise _gone(chosen, remote) from error
+
+
+def _refuse_foreign(chosen: RemoteSettings) -> None:
+    """Refuse to begin a registry among other files: whoever names such a folder has mostly named the wrong one."""
+    root = folder_of(chosen.url)
+    if root is None or context.known_registry(chosen) is not None:
+        return
+    try:
+        names = sorted(name for name in os.listdir(root) if not name.startswith(".") and name != "lost+found")  # noqa: PTH208
+    except OSError:
+        return  # whoever opens it says why
+    if names and layout.MARKER not in names:
+        listed = ", ".join(map(shown, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        raise UsageError(
+            f"{shown(root)} holds other files and no registry",
+            why=listed,
+            fix="name an empty or a new folder; to begin one there all the same: registry init --path weighbridge.toml "
+            f"--remote {shown(root)}",
+        )
 
 
 def remember_registry(remote: RemoteSettings, registry: str, environ: Mapping[str, str] | None = None) -> None:

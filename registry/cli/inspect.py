@@ -13,9 +13,9 @@ from weighbridge.adapters import inspection as values
 from weighbridge.adapters.inspect import inspect as look
 from weighbridge.adapters.inspection import Artifact, Inspection
 from weighbridge.adapters.plan import JudgedFile
-from weighbridge.registry.cli import options
+from weighbridge.registry.cli import options, paths
 from weighbridge.registry.cli.output import Column, Output, line, size, write
-from weighbridge.registry.errors import NotFoundError, utf8
+from weighbridge.registry.errors import utf8
 from weighbridge.registry.types import Finding
 
 EXIT: Final = {"accept": 0, "warn": 0, "refuse": 5, "wait": 8}
@@ -29,7 +29,7 @@ _ALIKE: Final = 3
 
 
 @click.command("inspect")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=paths.PLACE)
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Names to pass over, as in a watch rule; repeatable.")
 @options.listing
 def inspect(path: Path, ignore: tuple[str, ...], out: Output) -> int:
@@ -41,7 +41,7 @@ def inspect(path: Path, ignore: tuple[str, ...], out: Output) -> int:
     try:
         found = look(path, ignore=ignore)
     except FileNotFoundError as error:
-        raise NotFoundError(f"there is no {path}", fix="name a folder or a file that exists") from error
+        raise paths.absent(path) from error
     if out.fmt == "json":
         out.json(plain(values.document(found)))
     elif out.fmt == "jsonl":

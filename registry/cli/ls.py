@@ -77,7 +77,7 @@ def ls(
     # Ages grow downwards and names upwards: the order people mean when they say neither.
     ascending = way == "asc" or (not way and key in {"name", "owner", "kind", "base"})
     cut = (None if every else 50) if limit is None else limit or None
-    youngest = _moment(since) if since else None
+    youngest = None if since is None else _moment(since)
 
     def look(shelf: Shelf) -> None:
         rows = shelf.view.listing(
@@ -92,25 +92,35 @@ def ls(
             limit=None if cut is None else cut + 1,
         )
         more = cut is not None and len(rows) > cut
-        show(shelf, rows[:cut] if more else rows, names, out, more=more)
+        show(shelf, rows[:cut] if more else rows, names, out, more=more, every=every)
 
     reading(chosen, out, look, offline=offline)
 
 
-def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, more: bool) -> None:
+def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, more: bool, every: bool) -> None:
     """Print rows and, for people, a line of totals."""
     if not rows:
         for name in names:
-            if not shelf.view.names(name):
-                raise NotFoundError(f"there is no name '{shown(name)}'", why=_near(name, shelf), fix="registry ls")
+            if not name or not shelf.view.names(name):
+                fix = f"registry show {shown(name)}" if "@" in name or ":" in name else "registry ls"
+                raise NotFoundError(f"there is no name '{shown(name)}'", why=_near(name, shelf), fix=fix)
     now = time.time()
     told = [public(row, shelf.remote.name) for row in rows]
+    # What --all adds differs from the rest by its state alone.
+    columns = tuple(column._replace(wide=False) if every and column.key == "state" else column for column in COLUMNS)
     if out.as_json or out.fmt == "name":
         out.rows(told, COLUMNS, schema=SCHEMA, into="versions", extra=shelf.known() | {"more": more})
         return
+    if not told:
+        out.rows(told, columns, schema=SCHEMA, into="versions")
+        there = bool(shelf.view.names())
+        words = "nothing that is published fits" if there else "nothing is published yet"
+        rest = "; --all lists what was withdrawn, given up or is unfinished" if there and not every else ""
+        out.talk(f"{words} on {shelf.remote.name}{shelf.age()}{rest}", "dim")
+        return
     for row, seen in zip(told, rows, strict=True):
         row["age"] = age(seen["created_at"], now)
-    out.rows(told, COLUMNS, schema=SCHEMA, into="versions")
+    out.rows(told, columns, schema=SCHEMA, into="versions")
     totals = shelf.view.registry()
     line = f"{_count(totals['names'], 'name')}, {_count(totals['versions'], 'version')}, {size(totals['bytes'])}"
     out.talk(f"{line} on {shelf.remote.name}{shelf.age()}", "dim")

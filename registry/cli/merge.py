@@ -14,7 +14,7 @@ from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
 from weighbridge.config.settings import RemoteSettings
-from weighbridge.registry.cli import context, options, sides
+from weighbridge.registry.cli import context, options, paths, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
@@ -29,14 +29,18 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 
 
 @click.command("merge")
-@click.argument("adapter")
-@click.option("--base", metavar="BASE", required=True, help="The base: a folder, name@v7, or an id in the Hub cache.")
+@click.argument("adapter", type=paths.WORD)
+@click.option(
+    "--base",
+    type=paths.WORD,
+    metavar="BASE",
+    required=True,
+    help="The base: a folder, name@v7, or an id in the Hub cache.",
+)
 @click.option(
     "--and", "others", multiple=True, metavar="ADAPTER", help="One more adapter, summed before the one rounding."
 )
-@click.option(
-    "--to", "target", metavar="DIR", type=click.Path(path_type=Path), help="The folder that will hold the result."
-)
+@click.option("--to", "target", metavar="DIR", type=paths.PLACE, help="The folder that will hold the result.")
 @click.option("--name", metavar="NAME", help="Publish the result as NAME-merged-DTYPE [default: the adapter's name].")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), help="The precision of the result [default: the base's].")
 @click.option("--dry-run", is_flag=True, help="Only say what would be merged and what stands against it.")

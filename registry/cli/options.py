@@ -16,6 +16,7 @@ _ASKING: Final = frozenset({"ls", "show", "pull", "verify", "tag", "card", "rebu
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
 config = click.option(
     "--config", metavar="FILE", help="The configuration file [default: WEIGHBRIDGE_CONFIG, the system's, the user's]."
 )
@@ -50,12 +51,9 @@ def _aimed(error: WeighbridgeError, remote: str | None) -> str | None:
     if remote is not None and len(words) > 1 and words[0] == "registry" and words[1] in _ASKING:
         return error.fix if "--remote" in words else f"{error.fix} --remote {load('shlex:quote')(remote)}"
     if remote is None and "registry" in error.data and not os.environ.get("WEIGHBRIDGE_REMOTE"):
-        return f"name the team's remote with --remote URL or WEIGHBRIDGE_REMOTE, or begin one: {_init(error.fix)}"
+        begin = f"registry init --remote {load('shlex:quote')(str(error.data['registry']))}"
+        return f"name the team's remote with --remote URL or WEIGHBRIDGE_REMOTE, or begin one: {begin}"
     return error.fix
-
-
-def _init(fix: str | None) -> str:
-    return (fix or "").rpartition(": ")[2]
 
 
 def listing(function: Command) -> Callable[..., Any]:

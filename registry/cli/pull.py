@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from weighbridge.config.places import cache_dir
-from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli import context, fresh, options, paths
 from weighbridge.registry.cli.catalogue import complete, folder_of
 from weighbridge.registry.cli.output import Output, short, size
 from weighbridge.registry.cli.progress import following
@@ -22,7 +22,7 @@ SCHEMA: Final = "weighbridge/pull/1"
 
 @click.command("pull")
 @click.argument("ref", shell_complete=complete)
-@click.argument("target", type=click.Path(path_type=Path), required=False)
+@click.argument("target", type=paths.PLACE, required=False)
 @click.option("--step", type=int, metavar="N", help="The version of a plain name that was made at this training step.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Only files like this; repeatable.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="No files like this; repeatable.")

@@ -19,10 +19,10 @@ from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.adapters.reading import VALUES_LIMIT
 from weighbridge.config import mounts
 from weighbridge.config.settings import EMA, RemoteSettings
-from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli import context, fresh, options, paths
 from weighbridge.registry.cli.output import Output, short, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, RefusedError, UsageError, WeighbridgeError, utf8
+from weighbridge.registry.errors import RefusedError, UsageError, WeighbridgeError, utf8
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
 from weighbridge.registry.flow.allowance import check_code
@@ -32,12 +32,13 @@ from weighbridge.registry.remotes import commits
 from weighbridge.registry.types import Owner, Receipt, RunFacts
 
 SCHEMA: Final = "weighbridge/push/1"
+_SHOWN: Final = 8
 _AT_REST: Final = frozenset({"end-mark-missing"})
 """What makes the daemon wait and a person who says "publish this" need not wait for."""
 
 
 @click.command("push")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=paths.PLACE)
 @click.option("--name", metavar="NAME", help="The name [default: the one in the run's weighbridge.yaml].")
 @click.option(
     "--kind", type=click.Choice(["adapter", "model", "quantized"]), help="Which one, where PATH holds several."
@@ -159,7 +160,7 @@ def _judge(
     try:
         found = inspect(path, values=values, prefer_averaged=ema == "prefer")
     except FileNotFoundError as error:
-        raise NotFoundError(f"there is no {shown(str(path))}", fix="name a folder that exists") from error
+        raise paths.absent(path) from error
     root = Path(os.path.realpath(path))
     root = root if root.is_dir() else root.parent
     run_root = root.parent if layout.step_of(root.name) is not None else root
@@ -239,10 +240,18 @@ def _one(artifacts: Sequence[Artifact], path: Path, kind: str | None, findings: 
     if len(here) == 1:
         return here[0]
     if here:
+        lone = [str(a.kind) for a in here if sum(b.kind == a.kind for b in here) == 1]
+        by_kind = f", or --kind {lone[0]}" if lone else ""
+        more = f" and {len(here) - _SHOWN} more" if len(here) > _SHOWN else ""
         raise UsageError(
             f"{shown(str(path))} holds several things that can be published",
-            why=", ".join(f"{a.file or a.relative} ({a.kind})" for a in here[:8]),
-            fix=f"registry push {shown(str(path))}/{shown(here[0].file or here[0].relative)} --name NAME, or --kind",
+            why=", ".join(f"{shown(a.file or a.relative)} ({a.kind})" for a in here[:_SHOWN]) + more,
+            fix=f"registry push {shown(str(path))}/{shown(here[0].file or here[0].relative)} --name NAME{by_kind}",
+        )
+    others = sorted({a.kind for a in artifacts if a.kind is not None})
+    if others:
+        raise UsageError(
+            f"{shown(str(path))} holds no {kind}", why=f"it holds: {', '.join(others)}", fix=f"--kind {others[0]}"
         )
     raise RefusedError(
         f"{shown(str(path))} holds nothing that can be published",

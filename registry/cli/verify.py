@@ -1,6 +1,7 @@
 """`registry verify`: a version on a remote, a pulled folder or a published source, against its record."""
 
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -8,18 +9,21 @@ import click
 import msgspec
 
 from weighbridge.config.settings import RemoteSettings, Settings
-from weighbridge.registry import control, manifest
+from weighbridge.registry import control, layout, manifest
 from weighbridge.registry.cli import context, fresh, options
-from weighbridge.registry.cli.catalogue import complete, folder_of, known_as
+from weighbridge.registry.cli.catalogue import Shelf, complete, copies, folder_of, known_as
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, UnreachableError, UsageError
 from weighbridge.registry.findings import outcome
-from weighbridge.registry.flow import place
+from weighbridge.registry.flow import once, place
 from weighbridge.registry.flow.verify import Checked, Reading, verify_folder, verify_source, verify_version
 from weighbridge.registry.refs import shown
 
 SCHEMA: Final = "weighbridge/verify/1"
+_MENDED: Final = ("file-missing", "file-size", "file-damaged")
+"""What a sound copy elsewhere mends."""
+
 _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 
 
@@ -40,11 +44,17 @@ def verify(*, subject: str, read: bool, quick: bool, remote: str | None, config:
     """
     if read and quick:
         raise UsageError("--read and --quick exclude each other", fix="leave one of them out")
-    if not _is_path(subject):
-        chosen = context.choose_remote(context.settings(config), remote)
+    if "/" in subject and remote is not None:
+        raise UsageError(
+            f"{shown(subject)} is a path: it is compared with its own manifest, and no remote is asked",
+            fix="leave --remote out, or name a reference such as name@v7",
+        )
+    if remote is not None or not _is_path(subject):
+        settings = context.settings(config)
+        chosen = context.choose_remote(settings, remote)
         near = folder_of(chosen.url) is not None
         reading: Reading = "needed" if quick else "all" if read or near else "nothing"
-        return _version(subject, chosen, reading, out)
+        return _version(subject, chosen, settings, reading, out)
     path = Path(subject)
     if not path.is_dir():
         raise NotFoundError(f"there is no folder {shown(subject)}", fix="name a pulled folder, or a reference")
@@ -61,7 +71,7 @@ def _is_path(subject: str) -> bool:
     return "@" not in subject and ":" not in subject and os.path.isdir(subject)  # noqa: PTH112 - a word, not a path yet
 
 
-def _version(ref: str, chosen: RemoteSettings, reading: Reading, out: Output) -> int:
+def _version(ref: str, chosen: RemoteSettings, settings: Settings, reading: Reading, out: Output) -> int:
     with fresh.opened(chosen, out, ref=ref) as found:
         version = found.resolve(ref)
         row = found.read(lambda catalog: catalog.version(version.name, version.n))
@@ -79,7 +89,32 @@ def _version(ref: str, chosen: RemoteSettings, reading: Reading, out: Output) ->
             )
         if checked.level is not None and not any(finding.severity == "block" for finding in checked.findings):
             fresh.remember(found, version.name, version.n, checked.level)
+        if any(wrong.code in _MENDED for wrong in checked.findings):
+            checked = _with_cure(found, version.name, version.n, checked, settings)
     return tell(checked, "version", version.ref, version.ref, out)
+
+
+def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, settings: Settings) -> Checked:
+    """Let each fix name the command that brings a sound file, where another configured remote is known to hold it."""
+    shelf = Shelf(found.settings, found.catalog, found.registry.registry, time.time(), cached=False)
+    row = found.read(lambda catalog: catalog.version(name, n))
+    others = [] if row is None else copies(shelf, row, settings.remotes.values())[1:]
+    sound = next((str(copy["remote"]) for copy in others if copy["state"] == "committed"), None)
+    if sound is None:
+        return checked
+    ref, here = f"{name}@v{n}", found.settings.name
+    claim = once.look(found.remote, layout.claim(name, n))
+    if claim is not None and f'"registry":"{found.registry.registry}"'.encode() in claim:
+        fetch = f"registry pull {ref} --remote {sound} fetches a sound copy; put its file in place of this one"
+        cure = dict.fromkeys(_MENDED, fetch)
+    else:
+        again = f"registry mirror {ref} --remote {sound} --to {here}"
+        cure = dict.fromkeys(_MENDED, f"delete this file on {here}, then: {again}") | {"file-missing": again}
+    told = [
+        msgspec.structs.replace(one, fix=cure[one.code]) if one.code in cure and one.fix else one
+        for one in checked.findings
+    ]
+    return msgspec.structs.replace(checked, findings=told)
 
 
 def _source(path: Path, settings: Settings, out: Output) -> int:

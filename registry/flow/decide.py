@@ -136,7 +136,7 @@ def check_set(remote: Remote, name: str, n: int, manifest: Manifest) -> None:
             raise errors.IntegrityError(
                 f"{shown(entry.path)} of {name}@v{n} is {found}",
                 why=f"its manifest says {entry.size} bytes",
-                fix=f"registry verify {name}@v{n}",
+                fix=f"registry verify {name}@v{n} --remote {shown(remote.url)}",
             )
     foreign = sorted(set(there) - set(types.RENDERED_FILES))
     if foreign:

@@ -18,6 +18,7 @@ from weighbridge.registry.flow.decide import check_set
 from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.flow.mirror import bring_claim, deliver, stricter
 from weighbridge.registry.flow.publish import UNTOLD
+from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote, Stat
 
@@ -67,6 +68,8 @@ def carry(
 ) -> Carried:
     """Bring one number to a mirror, whatever became of it at home; repeating is harmless, a cut is gone on from.
 
+    Of a version that is there, files that were lost since are brought again; what holds other bytes is never touched.
+
     `settings` are the mirror's: a version that was sealed under milder rules than it asks for is refused. Raises
     DivergedError when the mirror holds something else, and what the remotes raise.
     """
@@ -81,9 +84,10 @@ def carry(
         bring_claim(home, mirror, name, n, registry=registry)
         return Carried(n=n, outcome="withdrawn", why="it was taken back")
     if once.look(mirror, layout.manifest(name, n)) == stored:
-        if not mirror.properties.commits:  # a commit has its files or is none
-            check_set(mirror, name, n, manifest)
-        return Carried(n=n, outcome="there", verified="size")
+        if once.look(mirror, layout.withdrawn(name, n)) is not None:
+            return Carried(n=n, outcome="withdrawn", why=f"it was taken back on {settings.name}")
+        if mirror.properties.commits or _whole(mirror, name, n, manifest):  # a commit has its files or is none
+            return Carried(n=n, outcome="there", verified="size")
     refusal = stricter(manifest, settings)
     if refusal is not None:
         return Carried(n=n, outcome="refused", why=refusal)
@@ -92,6 +96,17 @@ def carry(
         mirror_name=settings.name, registry=registry, scratch=scratch, begin=begin, progress=progress,
     )  # fmt: skip
     return Carried(n=n, outcome="copied", verified=done.verified, bytes=sum(file.size for file in manifest.files))
+
+
+def _whole(mirror: Remote, name: str, n: int, manifest: Manifest) -> bool:
+    """Return whether the files of a version are there, by name and size. Raises ForeignBytesError."""
+    try:
+        check_set(mirror, name, n, manifest)
+    except errors.ForeignBytesError:
+        raise
+    except errors.IntegrityError:
+        return False
+    return True
 
 
 def beside(home: Remote, mirror: Remote, registry: types.Registry, name: str, *, retold: float = UNTOLD) -> Told:

@@ -23,6 +23,7 @@ from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.upload import upload
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest
+from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
@@ -44,8 +45,9 @@ def deliver(
 
     `registry` is the mirror's own, for its feed; `scratch` a folder for the bytes where the mirror has no stage. Every
     byte is verified on its way; after a cut the next call goes on with what has come. `begin` is called with the files
-    before the first byte, and not at all when the version is there already. Raises DivergedError when the mirror holds
-    something else, WithdrawnError and NotFoundError when the home has no such version, and what the remotes raise.
+    before the first byte, and not at all when the version is there already and whole. Raises DivergedError when the
+    mirror holds something else, WithdrawnError and NotFoundError when the home has no such version, and what the
+    remotes raise.
     """
     repositories = commits.of(mirror)
     if repositories is not None:
@@ -53,7 +55,12 @@ def deliver(
     manifest = checked_manifest(home, name, n)
     claimed, told = _bring_claims(home, mirror, name, n)
     if claimed.committed:
-        return receipt(mirror, mirror_name, claimed)
+        try:
+            return receipt(mirror, mirror_name, claimed)
+        except errors.ForeignBytesError:
+            raise
+        except errors.IntegrityError:
+            pass  # a file was lost since: it is brought again, as nothing that lies there is touched
     told.append(feed.claim_entry(claimed.claim, claimed.sha256, stored_at=claimed.stored_at))
     feed.announce(mirror, registry, told)
     with _stage(mirror, name, manifest, scratch) as place:
@@ -71,7 +78,9 @@ def deliver(
             done = decide(mirror, mirror_name, claimed, verified)
         except (errors.ForeignBytesError, errors.VoidedError) as error:
             shutil.rmtree(place, ignore_errors=True)
-            raise _diverged(name, n, error.what) from error
+            key = error.data.get("key")
+            fix = f"if it is damaged, delete {shown(str(key))} there and mirror {name}@v{n} to {mirror_name} again"
+            raise _diverged(name, n, error.what, fix if key else None) from error
     feed.announce(mirror, registry, [version_entry(mirror, claimed)])
     return done
 
@@ -183,11 +192,11 @@ def _bring_void(home: Remote, mirror: Remote, name: str, n: int) -> types.FeedEn
     return None
 
 
-def _diverged(name: str, n: int, why: str) -> errors.DivergedError:
+def _diverged(name: str, n: int, why: str, fix: str | None = None) -> errors.DivergedError:
     return errors.DivergedError(
         f"the mirror holds something else as {name}@v{n}",
         why=why,
-        fix="nothing was changed there; find out who wrote to the mirror",
+        fix="nothing was changed there; find out who wrote to the mirror" + (f"; {fix}" if fix else ""),
         name=name,
         n=n,
     )

@@ -219,6 +219,13 @@ def _differs(path: Path, entry: FileEntry) -> bool:
 
 
 def _drifted(at: place.Target, manifest: Manifest) -> ConflictError:
+    selected = place.selection(at.path)
+    if selected is not None:
+        return ConflictError(
+            f"only a part of the version was pulled to {shown(str(at.path))}",
+            why=", ".join(map(shown, sorted(selected)[:4])) + (" and more" if len(selected) > 4 else ""),
+            fix="replace it with --force, or name another target",
+        )
     findings = manifests.verify(manifest, at.path)
     return ConflictError(
         f"{shown(str(at.path))} is not what was pulled there",

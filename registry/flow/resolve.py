@@ -36,7 +36,7 @@ def resolve(remote: Remote | None, catalog: View | None, ref: str, *, step: int 
     name, n, tag, digest = refs.split(ref)
     if step is not None:
         if name is None or n is not None or digest is not None or tag != "latest":
-            raise UsageError("--step needs a plain name", fix="registry pull NAME --step 280")
+            raise UsageError("--step needs a plain name", fix="name it without a version or tag: NAME --step 280")
         return _by_step(_known(catalog, ref), name, step)
     if digest is not None:
         return _by_content(remote, _known(catalog, ref), name, digest)

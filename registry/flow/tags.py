@@ -40,7 +40,7 @@ def move(  # noqa: PLR0917 - read like a sentence: this tag of this name to that
     last = current(remote, name, tag)
     at = last.to if last else None
     if to is None and at is None:
-        raise NotFoundError(f"{name} has no tag '{tag}'", fix=f"registry show {name}")
+        raise NotFoundError(f"{name} has no tag '{tag}'", fix=f"registry tag {name}")
     if to is not None:
         committed(remote, name, to)
     if last is None or at != to:

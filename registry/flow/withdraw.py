@@ -126,8 +126,8 @@ def _refuse_tagged(remote: Remote, name: str, n: int) -> None:
         if tags.parse(remote.read(key), key).to == n:
             raise errors.ConflictError(
                 f"{name}@v{n} is tagged '{shown(tag)}'",
-                why="a tag wins over a withdrawal",
-                fix=f"move or remove the tag first: registry tag {name}:{tag}",
+                why=f"a tag wins over a withdrawal; registry tag {name}@vN {tag} moves it",
+                fix=f"registry tag {name} {tag} --delete",
                 tag=tag,
             )
 
