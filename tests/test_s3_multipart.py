@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from weighbridge.registry import errors
-from weighbridge.registry.remotes.s3 import multipart
+from weighbridge.registry.remotes.s3 import multipart, proofs
 from weighbridge.registry.remotes.s3.ranges import Budget, Reader
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge.registry.remotes.wrappers import Retrying
@@ -79,17 +79,32 @@ def test_what_is_there_is_compared_and_not_sent(seaweed: Server, tmp_path: Path)
     first = remote_at(seaweed, "compare")
     given = big(tmp_path / "f", 2)
     first.upload(KEY, *given)
-    other = remote_at(seaweed, "compare")
-    assert other.stat(KEY).sha256 is None  # nobody here knows the parts
-    with pytest.raises(errors.ExistsError):
-        other.upload(KEY, *given)
-    assert other.stat(KEY).sha256 == given[2]
-    assert (other.link.counts["upload_part"], other.link.counts["get_object"]) == (0, 0)
-    third = remote_at(seaweed, "compare")
-    with pytest.raises(errors.ExistsError):
-        third.upload(KEY, *big(tmp_path / "g", 2, seed=1))
-    assert third.stat(KEY).sha256 is None
-    for remote in (first, other, third):
+    for number, told in enumerate((given[2], None)):
+        other = remote_at(seaweed, "compare")
+        with pytest.raises(errors.ExistsError):
+            other.upload(KEY, *(given if told else big(tmp_path / "g", 2, seed=1)))
+        assert (other.link.counts["upload_part"], other.link.counts["get_object"]) == (0, 0), number
+        other.close()
+    first.close()
+
+
+@pytest.mark.parametrize("said", ["right", "nothing", "of another file", "damaged"])
+def test_what_was_proven_is_known_everywhere(seaweed: Server, tmp_path: Path, said: str) -> None:
+    """A machine that never saw the file learns its sha256 from what its sender proved, if it fits what lies there."""
+    first, other = (remote_at(seaweed, f"known-{said}") for _ in range(2))
+    given = big(tmp_path / "f", 2)
+    if said != "right":
+        first.create(proofs.record_key(KEY), b'{"composite":"AAAA-2","sha256":"00"}' if said != "damaged" else b"\xff[")
+    first.upload(KEY, *given)
+    if said == "nothing":
+        first.delete(proofs.record_key(KEY))
+    assert first.stat(KEY).sha256 == given[2]
+    assert other.stat(KEY).sha256 == (given[2] if said == "right" else None)
+    if said == "right":
+        other.link.counts.clear()
+        assert other.stat(KEY).sha256 == given[2]
+        assert (other.link.counts["head_object"], other.link.counts.total()) == (1, 1)
+    for remote in (first, other):
         remote.close()
 
 
