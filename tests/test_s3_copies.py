@@ -46,7 +46,7 @@ def forget_proofs(desk: Desk) -> None:
 def test_a_copy_on_a_bucket_is_verified_without_reading(
     seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store's own checksums prove it, of files in parts too, from any machine, while its sender's proof lies there."""
+    """The store's own checksums prove it from any machine, of files in parts too if their sender's proof is there."""
     desk = desk_with_bucket(tmp_path, monkeypatch, seaweed, "copies-verify")
     desk.shelf.publish(NAME, files=large(1))
     told = conforms(desk.ok("mirror", NAME, "--to", "bucket", "--json").json, "mirror")

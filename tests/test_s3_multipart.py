@@ -18,7 +18,7 @@ from weighbridge.registry.remotes.s3.ranges import Budget, Reader
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib import seaweed as servers
-from weighbridge_testlib.proxy import Proxy, Request
+from weighbridge_testlib.proxy import Fault, Proxy, Request
 from weighbridge_testlib.seaweed import Server
 
 MIB = 1 << 20
@@ -314,27 +314,37 @@ def test_memory_is_bounded(seaweed: Server, tmp_path: Path) -> None:
 
 
 def test_credentials_are_refreshed_on_the_way(seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that end in a moment are asked for again between two parts; the upload does not notice."""
+    """Credentials that end in a moment are replaced by others between two parts; the upload does not notice."""
     asked = tmp_path / "asked"
     script = tmp_path / "give.py"
     script.write_text(
         "import datetime, json, pathlib\n"
-        f"pathlib.Path({str(asked)!r}).open('a').write('x')\n"
+        f"asked = pathlib.Path({str(asked)!r})\n"
+        "asked.open('a').write('x')\n"
+        f"key, secret = {[(servers.ACCESS, servers.SECRET), servers.ROTATED]!r}[asked.stat().st_size % 2]\n"
         "end = (datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=5)).isoformat()\n"
-        f"print(json.dumps({{'Version': 1, 'AccessKeyId': {servers.ACCESS!r}, "
-        f"'SecretAccessKey': {servers.SECRET!r}, 'Expiration': end}}))\n"
+        "print(json.dumps({'Version': 1, 'AccessKeyId': key, 'SecretAccessKey': secret, 'Expiration': end}))\n"
     )
     config = tmp_path / "config"
     config.write_text(f"[profile short]\ncredential_process = {sys.executable} {script}\n")
+    remote_at(seaweed, "refreshed").close()  # so that what is asked for below is the upload alone
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    remote = S3Remote(seaweed.place("refreshed", profile="short"), single=MIB, part=PART, workers=1)
-    given = big(tmp_path / "f", 2)
-    remote.upload(KEY, *given)
-    assert remote.stat(KEY).sha256 == given[2]
-    assert len(asked.read_text()) > 2
-    remote.close()
+    with Proxy(seaweed.endpoint) as proxy:
+        place = seaweed.place("refreshed", profile="short", endpoint=proxy.endpoint)
+        remote = S3Remote(place, single=MIB, part=PART)
+        remote.probe.trust(S3Remote(seaweed.place("refreshed")).probe.ask())
+        given = big(tmp_path / "f", 2)
+        remote.upload(KEY, *given)
+        assert remote.stat(KEY).sha256 == given[2]
+        remote.close()
+        signed = [
+            str(request.header("authorization")).partition("Credential=")[2].partition("/")[0]
+            for request in proxy.requests
+            if "partNumber=" in request.target
+        ]
+    assert set(signed) == {servers.ACCESS, servers.ROTATED[0]}
 
 
 def test_the_size_of_parts() -> None:
@@ -346,15 +356,51 @@ def test_the_size_of_parts() -> None:
     assert -(-five // part) <= multipart.PARTS_MAX
 
 
-def test_encryption_and_class_reach_the_store(seaweed: Server) -> None:
+@pytest.mark.parametrize(
+    ("settings", "always", "class_of_large"),
+    [
+        ({}, {}, None),
+        ({"encryption": "AES256"}, {"x-amz-server-side-encryption": "AES256"}, None),
+        (
+            {"encryption": "aws:kms:alias/k", "storage_class": "STANDARD_IA"},
+            {"x-amz-server-side-encryption": "aws:kms", "x-amz-server-side-encryption-aws-kms-key-id": "alias/k"},
+            "STANDARD_IA",
+        ),
+    ],
+)
+def test_encryption_and_class_go_over_the_wire(
+    seaweed: Server,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    always: dict[str, str],
+    class_of_large: str | None,
+) -> None:
     """Encryption is asked for all objects, the class only for large files; nothing is asked for by default."""
-    plain = S3Remote(seaweed.place("x"))
-    assert plain._given(payload=True) == {}
-    place = seaweed.place("x", encryption="aws:kms:alias/k", storage_class="STANDARD_IA")
-    asked = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "alias/k"}
-    assert S3Remote(place)._given(payload=False) == asked
-    assert S3Remote(place)._given(payload=True) == {**asked, "StorageClass": "STANDARD_IA"}
-    assert S3Remote(place._replace(encryption="AES256"))._given(payload=False) == {"ServerSideEncryption": "AES256"}
+    source = big(tmp_path / "f", 2)
+    small = tmp_path / "small"
+    small.write_bytes(b"small")
+    given = (small, 5, hashlib.sha256(b"small").hexdigest())
+
+    def plan(request: Request) -> Fault | None:
+        return Fault("deny") if request.method in {"PUT", "POST"} else None
+
+    with Proxy(seaweed.endpoint, plan) as proxy:
+        place = seaweed.place("wire", endpoint=proxy.endpoint, **settings)
+        remote = S3Remote(place, single=MIB, part=PART)
+        remote.probe.trust(S3Remote(seaweed.place("wire")).probe.ask())
+        with pytest.raises(errors.DeniedError):
+            remote.create("weighbridge.json", b"{}")
+        for key, file in (("models/m/v1/small", given), (KEY, source)):
+            with pytest.raises(errors.DeniedError):
+                remote.upload(key, *file)
+        remote.close()
+    sent = [request for request in proxy.requests if request.method in {"PUT", "POST"}]
+    names = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
+    assert len({request.target.partition("?")[0] for request in sent}) == 3
+    for request in sent:
+        assert {name: value for name in names if (value := request.header(name)) is not None} == always
+        large = request.target.partition("?")[0].endswith(KEY)
+        assert request.header("x-amz-storage-class") == (class_of_large if large else None)
 
 
 # ------------------------------------------------------------------------------------------------------ reading windows
