@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from weighbridge.registry import errors
-from weighbridge.registry.remotes.s3 import multipart
+from weighbridge.registry.remotes.s3 import multipart, proofs
 from weighbridge.registry.remotes.s3.ranges import Budget, Reader
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib import seaweed as servers
-from weighbridge_testlib.proxy import Proxy, Request
+from weighbridge_testlib.proxy import Fault, Proxy, Request
 from weighbridge_testlib.seaweed import Server
 
 MIB = 1 << 20
@@ -79,17 +79,32 @@ def test_what_is_there_is_compared_and_not_sent(seaweed: Server, tmp_path: Path)
     first = remote_at(seaweed, "compare")
     given = big(tmp_path / "f", 2)
     first.upload(KEY, *given)
-    other = remote_at(seaweed, "compare")
-    assert other.stat(KEY).sha256 is None  # nobody here knows the parts
-    with pytest.raises(errors.ExistsError):
-        other.upload(KEY, *given)
-    assert other.stat(KEY).sha256 == given[2]
-    assert (other.link.counts["upload_part"], other.link.counts["get_object"]) == (0, 0)
-    third = remote_at(seaweed, "compare")
-    with pytest.raises(errors.ExistsError):
-        third.upload(KEY, *big(tmp_path / "g", 2, seed=1))
-    assert third.stat(KEY).sha256 is None
-    for remote in (first, other, third):
+    for number, told in enumerate((given[2], None)):
+        other = remote_at(seaweed, "compare")
+        with pytest.raises(errors.ExistsError):
+            other.upload(KEY, *(given if told else big(tmp_path / "g", 2, seed=1)))
+        assert (other.link.counts["upload_part"], other.link.counts["get_object"]) == (0, 0), number
+        other.close()
+    first.close()
+
+
+@pytest.mark.parametrize("said", ["right", "nothing", "of another file", "damaged"])
+def test_what_was_proven_is_known_everywhere(seaweed: Server, tmp_path: Path, said: str) -> None:
+    """A machine that never saw the file learns its sha256 from what its sender proved, if it fits what lies there."""
+    first, other = (remote_at(seaweed, f"known-{said}") for _ in range(2))
+    given = big(tmp_path / "f", 2)
+    if said != "right":
+        first.create(proofs.record_key(KEY), b'{"composite":"AAAA-2","sha256":"00"}' if said != "damaged" else b"\xff[")
+    first.upload(KEY, *given)
+    if said == "nothing":
+        first.delete(proofs.record_key(KEY))
+    assert first.stat(KEY).sha256 == given[2]
+    assert other.stat(KEY).sha256 == (given[2] if said == "right" else None)
+    if said == "right":
+        other.link.counts.clear()
+        assert other.stat(KEY).sha256 == given[2]
+        assert (other.link.counts["head_object"], other.link.counts.total()) == (1, 1)
+    for remote in (first, other):
         remote.close()
 
 
@@ -299,27 +314,37 @@ def test_memory_is_bounded(seaweed: Server, tmp_path: Path) -> None:
 
 
 def test_credentials_are_refreshed_on_the_way(seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that end in a moment are asked for again between two parts; the upload does not notice."""
+    """Credentials that end in a moment are replaced by others between two parts; the upload does not notice."""
     asked = tmp_path / "asked"
     script = tmp_path / "give.py"
     script.write_text(
         "import datetime, json, pathlib\n"
-        f"pathlib.Path({str(asked)!r}).open('a').write('x')\n"
+        f"asked = pathlib.Path({str(asked)!r})\n"
+        "asked.open('a').write('x')\n"
+        f"key, secret = {[(servers.ACCESS, servers.SECRET), servers.ROTATED]!r}[asked.stat().st_size % 2]\n"
         "end = (datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=5)).isoformat()\n"
-        f"print(json.dumps({{'Version': 1, 'AccessKeyId': {servers.ACCESS!r}, "
-        f"'SecretAccessKey': {servers.SECRET!r}, 'Expiration': end}}))\n"
+        "print(json.dumps({'Version': 1, 'AccessKeyId': key, 'SecretAccessKey': secret, 'Expiration': end}))\n"
     )
     config = tmp_path / "config"
     config.write_text(f"[profile short]\ncredential_process = {sys.executable} {script}\n")
+    remote_at(seaweed, "refreshed").close()  # so that what is asked for below is the upload alone
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    remote = S3Remote(seaweed.place("refreshed", profile="short"), single=MIB, part=PART, workers=1)
-    given = big(tmp_path / "f", 2)
-    remote.upload(KEY, *given)
-    assert remote.stat(KEY).sha256 == given[2]
-    assert len(asked.read_text()) > 2
-    remote.close()
+    with Proxy(seaweed.endpoint) as proxy:
+        place = seaweed.place("refreshed", profile="short", endpoint=proxy.endpoint)
+        remote = S3Remote(place, single=MIB, part=PART)
+        remote.probe.trust(S3Remote(seaweed.place("refreshed")).probe.ask())
+        given = big(tmp_path / "f", 2)
+        remote.upload(KEY, *given)
+        assert remote.stat(KEY).sha256 == given[2]
+        remote.close()
+        signed = [
+            str(request.header("authorization")).partition("Credential=")[2].partition("/")[0]
+            for request in proxy.requests
+            if "partNumber=" in request.target
+        ]
+    assert set(signed) == {servers.ACCESS, servers.ROTATED[0]}
 
 
 def test_the_size_of_parts() -> None:
@@ -331,15 +356,51 @@ def test_the_size_of_parts() -> None:
     assert -(-five // part) <= multipart.PARTS_MAX
 
 
-def test_encryption_and_class_reach_the_store(seaweed: Server) -> None:
+@pytest.mark.parametrize(
+    ("settings", "always", "class_of_large"),
+    [
+        ({}, {}, None),
+        ({"encryption": "AES256"}, {"x-amz-server-side-encryption": "AES256"}, None),
+        (
+            {"encryption": "aws:kms:alias/k", "storage_class": "STANDARD_IA"},
+            {"x-amz-server-side-encryption": "aws:kms", "x-amz-server-side-encryption-aws-kms-key-id": "alias/k"},
+            "STANDARD_IA",
+        ),
+    ],
+)
+def test_encryption_and_class_go_over_the_wire(
+    seaweed: Server,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    always: dict[str, str],
+    class_of_large: str | None,
+) -> None:
     """Encryption is asked for all objects, the class only for large files; nothing is asked for by default."""
-    plain = S3Remote(seaweed.place("x"))
-    assert plain._given(payload=True) == {}
-    place = seaweed.place("x", encryption="aws:kms:alias/k", storage_class="STANDARD_IA")
-    asked = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "alias/k"}
-    assert S3Remote(place)._given(payload=False) == asked
-    assert S3Remote(place)._given(payload=True) == {**asked, "StorageClass": "STANDARD_IA"}
-    assert S3Remote(place._replace(encryption="AES256"))._given(payload=False) == {"ServerSideEncryption": "AES256"}
+    source = big(tmp_path / "f", 2)
+    small = tmp_path / "small"
+    small.write_bytes(b"small")
+    given = (small, 5, hashlib.sha256(b"small").hexdigest())
+
+    def plan(request: Request) -> Fault | None:
+        return Fault("deny") if request.method in {"PUT", "POST"} else None
+
+    with Proxy(seaweed.endpoint, plan) as proxy:
+        place = seaweed.place("wire", endpoint=proxy.endpoint, **settings)
+        remote = S3Remote(place, single=MIB, part=PART)
+        remote.probe.trust(S3Remote(seaweed.place("wire")).probe.ask())
+        with pytest.raises(errors.DeniedError):
+            remote.create("weighbridge.json", b"{}")
+        for key, file in (("models/m/v1/small", given), (KEY, source)):
+            with pytest.raises(errors.DeniedError):
+                remote.upload(key, *file)
+        remote.close()
+    sent = [request for request in proxy.requests if request.method in {"PUT", "POST"}]
+    names = ("x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
+    assert len({request.target.partition("?")[0] for request in sent}) == 3
+    for request in sent:
+        assert {name: value for name in names if (value := request.header(name)) is not None} == always
+        large = request.target.partition("?")[0].endswith(KEY)
+        assert request.header("x-amz-storage-class") == (class_of_large if large else None)
 
 
 # ------------------------------------------------------------------------------------------------------ reading windows

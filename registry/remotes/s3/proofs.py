@@ -1,13 +1,14 @@
 """What was once proven of files in parts: that the store's hash over the parts stands for a sha256 that we hashed.
 
 A store keeps no sha256 of a whole file that came in parts. Whoever sent it, or compared it, knows which sha256 the
-store's hash stands for; that is kept in one line for each file beside the caches, so that the copy can be verified
-later without reading it. A line that is wrong for what lies there now fits neither its tag nor its hash, and is as good
-as none.
+store's hash stands for; that is said in one small object for each file, `_wb/proofs/<key>.json`, so that anybody can
+verify the copy without reading it, and in a line beside the caches, which spares the request. What is said of another
+file than the one that lies there now fits neither its tag nor its hash, and is as good as nothing.
 """
 
 import json
 import os
+import re
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +16,30 @@ from typing import Final
 
 from weighbridge.registry.remotes.s3.multipart import Sent
 
+FOLDER: Final = "_wb/proofs/"
+"""Where the objects lie that say it; names of models never begin with `_`."""
 KEPT: Final = 20_000
 """Lines of which the newer half is kept when there are more."""
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def record_key(key: str) -> str:
+    """Return the key of the object that says what a file's hash over its parts stands for."""
+    return f"{FOLDER}{key}.json"
+
+
+def record(sent: Sent) -> bytes:
+    """Return what that object holds: the same bytes, whoever proved it."""
+    return json.dumps({"composite": sent.composite, "sha256": sent.sha256}, separators=(",", ":")).encode()
+
+
+def recorded(body: bytes, etag: str, composite: str) -> Sent | None:
+    """Return what such an object says of a file with this tag and this hash; None when it speaks of another."""
+    with suppress(ValueError, TypeError, KeyError):
+        told = json.loads(body)
+        if told["composite"] == composite and _DIGEST.fullmatch(told["sha256"]):
+            return Sent(etag, composite, told["sha256"])
+    return None
 
 
 class Proofs:

@@ -2,6 +2,7 @@
 
     <prefix>/models/<name>/v7/...      plain objects, as `aws s3 sync` and any loader read them
     <prefix>/_wb/probe/...             the probe's own objects, for a moment
+    <prefix>/_wb/proofs/<key>.json     what the store's hash of a file in parts stands for (`proofs.py`)
 
 Before the first write the store is asked what it really does (`probe.py`). Where it refuses a taken key, many may
 write. Where it does not, a remote is only written when its settings say that there is one writer; then each key is
@@ -28,12 +29,11 @@ from weighbridge.registry import disk, errors, layout
 from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
-from weighbridge.registry.remotes.s3 import multipart
+from weighbridge.registry.remotes.s3 import multipart, proofs
 from weighbridge.registry.remotes.s3.client import Connection, Place, place_of
 from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
-from weighbridge.registry.remotes.s3.proofs import Proofs
 from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Reader
 
 SINGLE: Final = 16 << 20
@@ -74,7 +74,7 @@ class S3Remote:
         self._sending = Budget(MEMORY)
         self._reading = Budget(MEMORY)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="s3")
-        self._proofs = Proofs(None if record is None else record.with_suffix(".proofs"))
+        self._proofs = proofs.Proofs(None if record is None else record.with_suffix(".proofs"))
         self._alone = threading.Lock()
         self._bucket_seen = False
 
@@ -137,7 +137,7 @@ class S3Remote:
             with disk.speaking(f"cannot read {shown(str(source))}"):
                 sent = multipart.send(job, descriptor)
             if sent.composite:
-                self._proofs.keep(self.link.key(key), sent)
+                self._keep(key, sent)
             elif can.sha256_parts:
                 self._read_back(key, size, sha256)
 
@@ -313,8 +313,14 @@ class S3Remote:
         if int(head["ContentLength"]) == size and part:
             _, ours, composite = multipart.composite_of(descriptor, part)
             if (ours, composite) == (sha256, told):
-                self._proofs.keep(self.link.key(key), multipart.Sent(str(head.get("ETag")), told, sha256))
+                self._keep(key, multipart.Sent(str(head.get("ETag")), told, sha256))
         raise errors.ExistsError(f"{shown(key)} is taken", why=f"{shown(self.url)} holds an object of that key")
+
+    def _keep(self, key: str, sent: multipart.Sent) -> None:
+        """Keep what was proven of a file in parts; that it cannot be said to others now is no reason to fail."""
+        self._proofs.keep(self.link.key(key), sent)
+        with suppress(errors.ConflictError, errors.UnreachableError, errors.DeniedError, errors.StorageFullError):
+            self.create(proofs.record_key(key), proofs.record(sent))
 
     def _read_back(self, key: str, size: int, sha256: str) -> None:
         """Compare what the server holds with what was sent, by its checksum, else by reading it."""
@@ -375,9 +381,15 @@ class S3Remote:
                 return b64decode(told, validate=True).hex()
             except (ValueError, binascii.Error):
                 return None
-        proof = self._proofs.find(self.link.key(key))
-        same = proof is not None and (proof.etag, proof.composite) == (head.get("ETag"), told)
-        return proof.sha256 if proof is not None and same else None
+        etag, proof = str(head.get("ETag")), self._proofs.find(self.link.key(key))
+        if proof is None or (proof.etag, proof.composite) != (etag, told):
+            with suppress(errors.MissingError, errors.DeniedError, errors.IntegrityError):
+                proof = proofs.recorded(self.read(proofs.record_key(key)), etag, told)
+                if proof is not None:
+                    self._proofs.keep(self.link.key(key), proof)
+                    return proof.sha256
+            return None
+        return proof.sha256
 
     def _pages(self, prefix: str, after: str | None, limit: int | None) -> Iterator[Stat]:
         given: dict[str, Any] = {} if limit is None else {"MaxKeys": min(1000, limit)}

@@ -35,6 +35,8 @@ from weighbridge.registry.remotes.s3.remote import S3Remote
 
 ACCESS = "cikey"
 SECRET = "cisecret-0123456789"
+ROTATED = ("cikey2", "cisecret-9876543210")
+"""Key and secret that the server knows as well: those of the next hour."""
 BUCKET = "registry"
 READY = 40.0
 
@@ -125,10 +127,10 @@ def ports(count: int) -> list[int]:
 def running(folder: Path) -> Iterator[Server]:
     """Run SeaweedFS with one bucket, on http and https."""
     program = find("weed")
-    ca, cert, key = certificates(folder)
+    ca, cert, secret_key = certificates(folder)
     identity = {
         "name": "ci",
-        "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}],
+        "credentials": [{"accessKey": key, "secretKey": secret} for key, secret in ((ACCESS, SECRET), ROTATED)],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
     config = folder / "s3.json"
@@ -145,7 +147,7 @@ def running(folder: Path) -> Iterator[Server]:
         "volume.max": 64,
         "s3.config": config,
         "s3.cert.file": cert,
-        "s3.key.file": key,
+        "s3.key.file": secret_key,
         "s3.allowEmptyFolder": "false",
         "s3.iam": "false",
         "s3.port.iceberg": 0,
