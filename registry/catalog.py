@@ -16,11 +16,10 @@ import msgspec
 
 from weighbridge.config import mounts
 from weighbridge.registry import catalog_read as read
-from weighbridge.registry import migrations
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest
-from weighbridge.registry.sqlite import Database
+from weighbridge.registry.shell import load
 from weighbridge.registry.times import seconds
 from weighbridge.registry.types import FeedEntry, Receipt, Row
 
@@ -32,11 +31,12 @@ _PAGE = 1024
 class Catalog(read.View):
     """One registry's rows in a database that may be written; `at()` gives those of another in the same file."""
 
-    __slots__ = ("_lock", "db", "durable", "path", "uuid")
+    __slots__ = ("_lock", "durable", "path", "uuid")
 
-    def __init__(self, db: Database, path: str, *, durable: bool, lock: threading.RLock, uuid: str, row: int) -> None:
-        super().__init__(db.conn, row)
-        self.db = db
+    def __init__(
+        self, link: sqlite3.Connection, path: str, *, durable: bool, lock: threading.RLock, uuid: str, row: int
+    ) -> None:
+        super().__init__(link, row)
         self.path = path
         self.durable = durable
         self.uuid = uuid
@@ -65,8 +65,7 @@ class Catalog(read.View):
             # WAL needs memory that is shared, which two hosts cannot: a cache in a home on NFS does without.
             shared = path is not None and not durable and mounts.network_filesystem(path) is not None
             link.execute(f"PRAGMA journal_mode = {'DELETE' if shared else 'WAL'}")
-            db = Database(link, recursive_triggers=False, execute_plugins=False)
-            catalog = cls(db, str(path or ":memory:"), durable=durable, lock=threading.RLock(), uuid="", row=0)
+            catalog = cls(link, str(path or ":memory:"), durable=durable, lock=threading.RLock(), uuid="", row=0)
             catalog._migrate()
             return catalog.at(registry)
         except BaseException:
@@ -83,7 +82,12 @@ class Catalog(read.View):
                 (last,) = self.link.execute("SELECT coalesce(max(id), 0) FROM registries").fetchone()
                 found = (last + 1,)
                 self._put("registries", ("id",), [{"id": last + 1} | _sealed(row, read.REGISTRY)])
-        return type(self)(self.db, self.path, durable=self.durable, lock=self._lock, uuid=registry, row=found[0])
+        return type(self)(self.link, self.path, durable=self.durable, lock=self._lock, uuid=registry, row=found[0])
+
+    @property
+    def db(self) -> Any:
+        """The same connection as sqlite_utils has it; loaded when it is needed, which for a cache is hardly ever."""
+        return load("weighbridge.registry.sqlite:Database")(self.link, recursive_triggers=False, execute_plugins=False)
 
     @contextmanager
     def immediate(self) -> Iterator[sqlite3.Connection]:
@@ -337,21 +341,23 @@ class Catalog(read.View):
 
     def _migrate(self) -> None:
         """Apply what is missing, each step in a transaction of its own, safe against another process doing the same."""
-        steps = [step.name for step in migrations.catalog.pending(self.db)]
         (version,) = self.link.execute("PRAGMA user_version").fetchone()
+        if version == read.SCHEMA:
+            return
         if version > read.SCHEMA:
             raise UsageError(
                 f"{self.path} was written by a newer release",
                 why=f"its schema is {version}, this release knows {read.SCHEMA}",
                 fix="upgrade weighbridge",
             )
+        catalog, db = load("weighbridge.registry.migrations:catalog"), self.db
+        steps = [step.name for step in catalog.pending(db)]
         for at, step in enumerate(steps):
             with self.immediate():
-                if step in {s.name for s in migrations.catalog.pending(self.db)}:
-                    migrations.catalog.apply(self.db, stop_before=steps[at + 1 :])
-        if version != read.SCHEMA:
-            with self.immediate():
-                self.link.execute(f"PRAGMA user_version = {read.SCHEMA}")
+                if step in {s.name for s in catalog.pending(db)}:
+                    catalog.apply(db, stop_before=steps[at + 1 :])
+        with self.immediate():
+            self.link.execute(f"PRAGMA user_version = {read.SCHEMA}")
 
 
 def _blank(name: str, n: int) -> read.Row:

@@ -29,9 +29,7 @@ SCHEMA: Final = "weighbridge/cast/1"
 @click.argument("model", metavar="MODEL", type=paths.WORD)
 @click.option("--dtype", type=click.Choice(list(DTYPES)), required=True, help="The precision of the result.")
 @click.option("--keep-fp32", metavar="CLASSES", help="Layer classes that get fp32: norm,embed,head,router,...")
-@click.option(
-    "--to", "target", metavar="DIR", type=paths.PLACE, help="The folder that will hold the result."
-)
+@click.option("--to", "target", metavar="DIR", type=paths.PLACE, help="The folder that will hold the result.")
 @click.option("--name", metavar="NAME", help="Publish the result as NAME-DTYPE [default: the model's name].")
 @click.option("--dry-run", is_flag=True, help="Only say what would be cast and what stands against it.")
 @click.option(

@@ -2,8 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-
-from huggingface_hub.hf_api import RepoFile
+from urllib.parse import quote
 
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
@@ -36,12 +35,9 @@ class Bases:
 
     def tree(self, repo: str, commit: str) -> list[Held]:
         """Return every file at the top of a commit."""
-
-        def ask() -> list[Held]:
-            entries = self.line.api.list_repo_tree(repo, revision=commit)
-            return [held(entry) for entry in entries if isinstance(entry, RepoFile)]
-
-        return self.line.ask(f"cannot list {shown(repo)}", ask)
+        path = f"/api/models/{repo}/tree/{quote(commit, safe='')}"
+        rows = self.line.pages(f"cannot list {shown(repo)}", path, {"expand": "false"})
+        return [held(row) for row in rows if row["type"] == "file"]
 
     def fetch(self, repo: str, commit: str, path: str, offset: int = 0) -> Iterator[bytes]:
         """Yield the bytes of a file of a commit from `offset` on."""

@@ -16,12 +16,15 @@ from signal import SIG_DFL, SIGINT, SIGKILL, signal
 from typing import IO, Final, NamedTuple
 
 from weighbridge.registry.refs import shown
-from weighbridge.registry.remotes.hub import send
+from weighbridge.registry.shell import load
 
 _PROGRAM: Final = "weighbridge.registry.remotes.hub.send"
 _TAIL: Final = 2000
 _END: Final = 5.0
 """Seconds in which a child that has closed its output must have ended."""
+
+GROUP: Final = 64 << 20
+"""Bytes after which what was sent is confirmed, so that a kill costs no more; a child sends what is more than that."""
 
 
 class Child(NamedTuple):
@@ -130,7 +133,7 @@ def _become(orders: int, answers: int, noise: int) -> None:
     os.dup2(noise, 2)
     try:
         with os.fdopen(orders, encoding="utf-8") as source, os.fdopen(answers, "w", encoding="utf-8") as out:
-            send.serve(source, out)
+            load(f"{_PROGRAM}:serve")(source, out)
     except BaseException:  # noqa: BLE001 - its last words are read by the command
         os.write(2, traceback.format_exc().encode())
 

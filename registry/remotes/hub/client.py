@@ -4,6 +4,7 @@ huggingface_hub has one HTTP client per process, without any time limit; ours ta
 rate limit (the library would, without bound): whoever calls decides whether to wait.
 """
 
+import functools
 import os
 import threading
 import time
@@ -16,14 +17,21 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx2
-from huggingface_hub import HfApi, get_token, set_client_factory
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, logging
+from huggingface_hub.utils import (
+    build_hf_headers,
+    get_session,
+    get_token,
+    hf_raise_for_status,
+    logging,
+    set_client_factory,
+)
 
 from weighbridge import __version__
 from weighbridge.config.secrets import Secret, from_credential, from_environ
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.hub.errors import NoConnectionError, speaking
+from weighbridge.registry.shell import load
 
 T = TypeVar("T")
 
@@ -65,8 +73,11 @@ class Line:
         self.patience = patience or Patience()
         self.token = token(self.environ)
         self.sleep = sleep
-        self.skew: float | None = None
-        self.api = HfApi(
+
+    @functools.cached_property
+    def api(self) -> Any:
+        """The library's whole interface, an `HfApi`, for what uploads: a tenth of a second that readers do without."""
+        return load("huggingface_hub:HfApi")(
             endpoint=self.endpoint,
             token=self.token.reveal() if self.token else False,
             library_name="weighbridge",
@@ -127,23 +138,22 @@ class Line:
         headers = self.headers() | dict(more or {})
         answer = get_session().request(method, f"{self.endpoint}{path}", headers=headers, **given)
         hf_raise_for_status(answer)
-        self.heard(answer)
         return answer
 
-    def heard(self, answer: httpx2.Response) -> None:
-        """Learn the Hub's clock from an answer."""
-        stamp = answer.headers.get("Date")
-        if stamp:
-            try:
-                self.skew = parsedate_to_datetime(stamp).astimezone(UTC).timestamp() - time.time()
-            except (ValueError, TypeError):
-                return
+    def pages(self, what: str, path: str, params: Mapping[str, Any] | None = None) -> Iterator[Any]:
+        """Yield the rows of a list that comes in pages; each page is asked for as `ask` does."""
+        following: str | None = path
+        while following is not None:
+            answer = self.ask(what, functools.partial(self.call, "GET", following, params=params))
+            yield from answer.json()
+            after = answer.links.get("next", {}).get("url")
+            following, params = (after.removeprefix(self.endpoint) if after else None), None  # the address has them
 
     def now(self) -> float:
-        """Return the Hub's clock in seconds since 1970."""
-        if self.skew is None:
+        """Return the Hub's clock in seconds since 1970, by its last answer to whatever was asked."""
+        if self.host not in _skews:
             self.ask("cannot ask for the time", lambda: self.call("GET", "/api/models", params={"limit": 1}))
-        return time.time() + (self.skew or 0.0)
+        return time.time() + _skews.get(self.host, 0.0)
 
     def fetch(self, repo: str, commit: str, path: str, offset: int = 0) -> Iterator[bytes]:
         """Yield the bytes of a file of a commit from `offset` on. Raises MissingError.
@@ -184,6 +194,8 @@ def token(environ: Mapping[str, str]) -> Secret | None:
 
 
 _installed: Patience | None = None
+_skews: Final[dict[str, float]] = {}
+"""By host and port: how many seconds its clock is ahead of ours, by its last answer."""
 
 
 def install(patience: Patience) -> None:
@@ -211,7 +223,7 @@ class _Client(httpx2.Client):
 def make_client(patience: Patience) -> httpx2.Client:
     """Return an HTTP client that never waits for ever."""
     return _Client(
-        event_hooks={"request": [_trace], "response": [_refuse_to_wait]},
+        event_hooks={"request": [_trace], "response": [_learn_the_time, _refuse_to_wait]},
         follow_redirects=True,
         timeout=httpx2.Timeout(patience.answer, connect=patience.connect),
     )
@@ -220,6 +232,15 @@ def make_client(patience: Patience) -> httpx2.Client:
 def _trace(request: httpx2.Request) -> None:
     """Name the request, so that the Hub's support can find it."""
     request.headers.setdefault(_TRACE, str(uuid.uuid4()))
+
+
+def _learn_the_time(answer: httpx2.Response) -> None:
+    """Take note of the clock of whoever answers, also of one who refuses."""
+    try:
+        told = parsedate_to_datetime(answer.headers.get("Date", "")).astimezone(UTC).timestamp()
+    except (ValueError, TypeError):
+        return
+    _skews[answer.request.url.netloc.decode()] = told - time.time()
 
 
 def _refuse_to_wait(answer: httpx2.Response) -> None:

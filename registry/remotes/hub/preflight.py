@@ -52,7 +52,9 @@ class Preflight:
             )
         found: dict[str, Any] | None = self._recall("whoami")
         if found is None:
-            found = self._line.ask("cannot ask who the token belongs to", self._line.api.whoami)
+            found = self._line.ask(
+                "cannot ask who the token belongs to", lambda: self._line.call("GET", "/api/whoami-v2")
+            ).json()
             self._keep("whoami", found)
         access = found.get("auth", {}).get("accessToken", {})
         return str(access.get("role", "unknown"))
@@ -66,7 +68,9 @@ class Preflight:
                 fix="make one with write access: https://huggingface.co/settings/tokens",
             )
         if exists and self._recall(f"write {repo}") is None:
-            self._line.ask(f"cannot write to {repo}", lambda: self._line.api.auth_check(repo, write=True))
+            self._line.ask(
+                f"cannot write to {repo}", lambda: self._line.call("GET", f"/api/models/{repo}/auth-check/write")
+            )
             self._keep(f"write {repo}", True)
 
     def forget(self, repo: str) -> None:

@@ -23,14 +23,13 @@ from weighbridge.registry.manifest import canonical
 from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing, Writer
 from weighbridge.registry.remotes.hub import locks, stages
-from weighbridge.registry.remotes.hub.child import Child, copied
+from weighbridge.registry.remotes.hub.child import GROUP, Child, copied
 from weighbridge.registry.remotes.hub.client import Line, Patience
 from weighbridge.registry.remotes.hub.discovery import PARALLEL, listing
 from weighbridge.registry.remotes.hub.keys import Place, place_of
 from weighbridge.registry.remotes.hub.models import Models
 from weighbridge.registry.remotes.hub.preflight import Limits, Preflight
 from weighbridge.registry.remotes.hub.repositories import Repositories
-from weighbridge.registry.remotes.hub.sender import GROUP
 from weighbridge.registry.remotes.hub.tagging import follow
 from weighbridge.registry.remotes.hub.versions import Version, Versions
 from weighbridge.registry.remotes.hub.writer import ChildWriter, LocalWriter

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from huggingface_hub import RepoFile
+import httpx2
 
 from weighbridge.registry import errors
 from weighbridge.registry.refs import check_name, shown
@@ -73,22 +73,20 @@ class Repositories:
         spelling of the name, NotFoundError for a repository that went to another owner.
         """
         repo = self.id(name)
-        wait = self.line.patience.answer  # the library says "no limit" here where it is told nothing
         try:
-            found = self.line.ask(
-                f"cannot look at {repo}", functools.partial(self.line.api.model_info, repo, timeout=wait)
-            )
+            found = self._ask(f"cannot look at {repo}", "GET", repo).json()
         except errors.MissingError:
             raise
         except errors.NotFoundError:
             if self._called.pop(name, None) is not None:
                 return self.head(name)  # what it was called is gone: it may have its old name back
             return None
-        if found.id != repo:
-            self._redirected(name, repo, found.id)
-        if not found.sha:
+        there, commit = str(found["id"]), found.get("sha")
+        if there != repo:
+            self._redirected(name, repo, there)
+        if not commit:
             raise errors.IntegrityError(f"{repo} has no head", why="the Hub names no commit of main")
-        return found.sha
+        return str(commit)
 
     def _redirected(self, name: str, asked: str, answered: str) -> None:
         """Follow a redirect to another name of the same owner."""
@@ -111,22 +109,16 @@ class Repositories:
     def refs(self, name: str) -> Refs:
         """Return the branches and tags of a repository."""
         repo = self.id(name)
-        found = self.line.ask(f"cannot list the tags of {repo}", lambda: self.line.api.list_repo_refs(repo))
-        return Refs(
-            {ref.name: ref.target_commit for ref in found.branches}, {ref.name: ref.target_commit for ref in found.tags}
-        )
+        found = self._ask(f"cannot list the tags of {repo}", "GET", f"{repo}/refs").json()
+        branches, tags = ({ref["name"]: ref["targetCommit"] for ref in found[kind]} for kind in ("branches", "tags"))
+        return Refs(branches, tags)
 
     def tree(self, name: str, commit: str) -> list[Held]:
         """Return every file of a commit."""
         repo = self.id(name)
-        return self.line.ask(
-            f"cannot list {repo}",
-            lambda: [
-                held(entry)
-                for entry in self.line.api.list_repo_tree(repo, revision=commit, recursive=True)
-                if isinstance(entry, RepoFile)
-            ],
-        )
+        path = f"/api/models/{repo}/tree/{quote(commit, safe='')}"
+        rows = self.line.pages(f"cannot list {repo}", path, {"recursive": "true", "expand": "false"})
+        return [held(row) for row in rows if row["type"] == "file"]
 
     def facts(self, name: str, commit: str, paths: Sequence[str]) -> dict[str, Held]:
         """Return what the Hub reports of some files of a commit; those it does not have are left out."""
@@ -134,33 +126,31 @@ class Repositories:
         found: dict[str, Held] = {}
         for start in range(0, len(paths), PATHS):
             some = list(paths[start : start + PATHS])
-            ask = functools.partial(self.line.api.get_paths_info, repo, some, revision=commit)
-            rows = self.line.ask(f"cannot look at files of {repo}", ask)
-            found |= {row.path: held(row) for row in rows if isinstance(row, RepoFile)}
+            rows = self._ask(
+                f"cannot look at files of {repo}",
+                "POST",
+                f"{repo}/paths-info/{quote(commit, safe='')}",
+                data={"paths": some, "expand": "false"},
+            ).json()
+            found |= {row["path"]: held(row) for row in rows if row["type"] == "file"}
         return found
 
     def history(self, name: str, revision: str) -> Iterator[Past]:
         """Yield the commits of a revision, newest first, page by page."""
-        path: str | None = f"/api/models/{self.id(name)}/commits/{revision}"
-        while path is not None:
-            answer = self.line.ask(f"cannot read the history of {name}", functools.partial(self.line.call, "GET", path))
-            for row in answer.json():
-                yield Past(row["id"], row["title"], row["message"])
-            after = answer.links.get("next", {}).get("url")
-            path = after.removeprefix(self.line.endpoint) if after else None
+        for row in self.line.pages(
+            f"cannot read the history of {name}", f"/api/models/{self.id(name)}/commits/{revision}"
+        ):
+            yield Past(row["id"], row["title"], row["message"])
 
     def all(self) -> dict[str, str]:
         """Return the names that hold versions of ours, with the commits of their heads; one request a page."""
-
-        def ask() -> list[Any]:
-            return list(self.line.api.list_models(author=self.owner, expand=["sha", "siblings"]))
-
+        params = {"author": self.owner, "expand": ["sha", "siblings"]}
         found = {}
-        for model in self.line.ask(f"cannot list the models of {self.owner}", ask):
-            owner, _, name = model.id.partition("/")
-            ours = any(sibling.rfilename == LEDGER_FILE for sibling in model.siblings or [])
-            if owner.casefold() == self.owner.casefold() and ours and model.sha:
-                found[name] = model.sha
+        for model in self.line.pages(f"cannot list the models of {self.owner}", "/api/models", params):
+            owner, _, name = str(model["id"]).partition("/")
+            ours = any(sibling["rfilename"] == LEDGER_FILE for sibling in model.get("siblings") or [])
+            if owner.casefold() == self.owner.casefold() and ours and model.get("sha"):
+                found[name] = str(model["sha"])
         return found
 
     # ------------------------------------------------------------------------------------------------------ writing
@@ -206,48 +196,44 @@ class Repositories:
     def tag(self, name: str, tag: str, commit: str) -> None:
         """Give a commit a tag. Raises ExistsError when it is there, wherever it stands."""
         repo = self.id(name)
-        self.line.ask(
-            f"cannot tag {repo}", lambda: self.line.api.create_tag(repo, tag=tag, revision=commit), writes=True
-        )
+        path = f"{repo}/tag/{quote(commit, safe='')}"
+        self._ask(f"cannot tag {repo}", "POST", path, writes=True, json={"tag": tag})
 
     def untag(self, name: str, tag: str) -> None:
         """Remove a tag; one that is not there is no error."""
         repo = self.id(name)
         try:
-            self.line.ask(
-                f"cannot remove a tag of {repo}", lambda: self.line.api.delete_tag(repo, tag=tag), writes=True
-            )
+            path = f"{repo}/tag/{quote(tag, safe='')}"
+            self._ask(f"cannot remove a tag of {repo}", "DELETE", path, writes=True)
         except errors.NotFoundError:
             return
 
     def branch(self, name: str, branch: str, start: str) -> None:
         """Make a branch. Raises ExistsError when it is there."""
         repo = self.id(name)
-        self.line.ask(
-            f"cannot make a branch of {repo}",
-            lambda: self.line.api.create_branch(repo, branch=branch, revision=start),
-            writes=True,
-        )
+        path = f"{repo}/branch/{quote(branch, safe='')}"
+        self._ask(f"cannot make a branch of {repo}", "POST", path, writes=True, json={"startingPoint": start})
 
     def unbranch(self, name: str, branch: str) -> None:
         """Remove a branch; one that is not there is no error."""
         repo = self.id(name)
         try:
-            self.line.ask(
-                f"cannot remove a branch of {repo}",
-                lambda: self.line.api.delete_branch(repo, branch=branch),
-                writes=True,
-            )
+            path = f"{repo}/branch/{quote(branch, safe='')}"
+            self._ask(f"cannot remove a branch of {repo}", "DELETE", path, writes=True)
         except errors.NotFoundError:
             return
 
+    def _ask(self, what: str, method: str, path: str, *, writes: bool = False, **given: Any) -> httpx2.Response:
+        """Ask something of the models' interface."""
+        send = functools.partial(self.line.call, method, f"/api/models/{path}", **given)
+        return self.line.ask(what, send, writes=writes)
 
-def held(entry: RepoFile) -> Held:
-    """Return a file of a tree as the Hub tells of it. Raises IntegrityError where it tells two sizes."""
-    """Return a file of a tree as we write it down."""
-    lfs = entry.lfs
-    if lfs is not None and lfs.size != entry.size:
+
+def held(row: dict[str, Any]) -> Held:
+    """Return a file as the Hub lists it."""
+    lfs = row.get("lfs")
+    if lfs is not None and lfs["size"] != row["size"]:
         raise errors.IntegrityError(
-            f"the Hub reports two sizes of {shown(entry.path)}", why=f"{entry.size} and {lfs.size} bytes"
+            f"the Hub reports two sizes of {shown(row['path'])}", why=f"{row['size']} and {lfs['size']} bytes"
         )
-    return Held(path=entry.path, size=entry.size, sha256=lfs.sha256 if lfs else None, blob=entry.blob_id)
+    return Held(path=row["path"], size=row["size"], sha256=lfs["oid"] if lfs else None, blob=row["oid"])

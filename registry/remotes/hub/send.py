@@ -39,7 +39,8 @@ class _Counter:
     def attach(self) -> None:
         """Listen to every progress bar of the library; none is drawn, but all are made."""
         counter = self
-        begin, plain = tqdm.__init__, tqdm.update
+        bars: Any = tqdm
+        begin, plain = bars.__init__, bars.update
 
         def unseen(bar: Any, *args: Any, **given: Any) -> None:
             begin(bar, *args, **(given | {"disable": True}))
@@ -48,9 +49,10 @@ class _Counter:
             counter.moved(n or 0)
             return plain(bar, n)
 
-        tqdm.__init__, tqdm.update = unseen, update
+        bars.__init__, bars.update = unseen, update
         # The library has read by now whether this user wants to see bars; without any it reports to nobody.
-        importlib.import_module("huggingface_hub.utils.tqdm").HF_HUB_DISABLE_PROGRESS_BARS = False
+        home: Any = importlib.import_module("huggingface_hub.utils.tqdm")
+        home.HF_HUB_DISABLE_PROGRESS_BARS = False
 
     def moved(self, count: float = 0) -> None:
         """Take note of bytes, or of none: anything shows that it is alive."""

@@ -10,9 +10,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from weighbridge.registry import errors
 from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.remotes.commits import Change
-
-GROUP: Final = 64 << 20
-"""Bytes after which what was sent is confirmed, so that a kill costs no more than that."""
+from weighbridge.registry.remotes.hub.child import GROUP
 
 INSIDE: Final = 16 << 20
 """Bytes up to which a file may lie inside a commit instead of being an object of its own."""

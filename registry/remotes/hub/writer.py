@@ -16,8 +16,8 @@ from weighbridge.registry.remotes.commits import Change, Sending
 from weighbridge.registry.remotes.hub import child
 from weighbridge.registry.remotes.hub.child import Child
 from weighbridge.registry.remotes.hub.client import Line
-from weighbridge.registry.remotes.hub.sender import Sender
 from weighbridge.registry.remotes.protocol import Progress
+from weighbridge.registry.shell import load
 
 _START: Final = 60.0
 """Seconds in which the child must have begun."""
@@ -34,7 +34,7 @@ class LocalWriter:
         self._line = line
         self._repo = repo
         self._sent: set[tuple[str, str]] = set()
-        self._sender = Sender(repo, line.api, xet=False, alive=lambda: None, sent=lambda _: None)
+        self._sender: Any = None
 
     def send(self, files: Sequence[Sending], base: str, progress: Progress | None = None) -> None:
         """Upload files. Raises StageDamagedError and what the Hub raises."""
@@ -43,7 +43,7 @@ class LocalWriter:
             return
         rows = [(file.path, file.source, file.size, file.sha256) for file in wanted]
         with self._line.speaking(f"cannot upload to {self._repo}"), _quiet:
-            self._sender.send(rows, base)
+            self._whole().send(rows, base)
         self._sent |= {(file.path, file.sha256) for file in wanted}
         if progress is not None:
             progress(sum(file.size for file in wanted))
@@ -51,7 +51,14 @@ class LocalWriter:
     def commit(self, change: Change) -> str:
         """Make a commit and return its id."""
         with self._line.speaking(f"cannot commit to {self._repo}", writes=True), _quiet:
-            return self._sender.commit(change)
+            return str(self._whole().commit(change))
+
+    def _whole(self) -> Any:
+        """Return the sender; the library's part that uploads is loaded when something is sent."""
+        if self._sender is None:
+            make = load("weighbridge.registry.remotes.hub.sender:Sender")
+            self._sender = make(self._repo, self._line.api, xet=False, alive=lambda: None, sent=lambda _: None)
+        return self._sender
 
     def close(self) -> None:
         """Forget what was sent."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from weighbridge.registry.remotes.hub.sender import GROUP
+from weighbridge.registry.remotes.hub.child import GROUP
 from weighbridge_testlib.hub.rig import TRANSPORTS
 from weighbridge_testlib.hub.server import TestHub
 

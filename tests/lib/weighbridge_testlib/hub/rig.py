@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import publish as flow_publish
+from weighbridge.registry.remotes.hub.child import GROUP
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.preflight import Limits
 from weighbridge.registry.remotes.hub.remote import HubRemote
-from weighbridge.registry.remotes.hub.sender import GROUP
 from weighbridge.registry.types import Receipt
 from weighbridge_testlib.hub.server import TestHub
 from weighbridge_testlib.hub.store import Entry, blob, git_oid, pointer
