@@ -253,6 +253,7 @@ CODES: Final[dict[str, Code]] = {
     "merge-memory-short": Code("block", "the memory of this machine does not hold what the merge needs"),
     "jail-weak": Code("warn", "the kernel cannot confine the child process that reads untrusted files as it should"),
     "merge-proven": Code("note", "copies and changed elements of a merged model were read again and proven"),
+    "download-differs": Code("warn", "a file is not what the record of its download from the Hub says"),
     # what the daemon finds (daemon/)
     "publish-refused": Code("block", "a step of the publication was refused; the message says by whom", integrity=True),
     "wait-limit": Code("block", "a folder did not become whole within the limit", integrity=True),
