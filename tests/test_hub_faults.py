@@ -1,15 +1,14 @@
 """What goes wrong between a cluster and the Hub, one test for each public failure, numbered as in docs/remotes-hub.md.
 
-The symptom on the plain client where it can be shown here, and what ours does instead:
+Ours, and beside it the symptom on the plain client where it can be shown (the short ones are in test_hub_symptoms.py):
 
-    1-4, 6, 9-11, 15-17, 20    both, side by side in this file
-    5                          both; the plain client's second commit, and ours by every way and status
-    7, 8, 12, 14, 18, 19, 21   ours; the symptom is that of another library, an older client, or a loop without end
-    13                         both: test_hub_pull.py, test_a_refused_question_never_gives_an_older_answer
+    1-6, 9-11, 15-17, 20       both
+    13                         both, in test_hub_pull.py: a_refused_question_never_gives_an_older_answer
+    7, 8, 12, 14, 18, 19, 21   ours; the symptom is another library's, an older client's, or one without an end
 
-Plans of several faults in a row: a stale head once (test_hub_publish.py, somebody_commits_in_between), 504 though the
-commit landed (05), a card that is refused (test_hub_publish.py, a_card_is_checked), storage used up (test_hub_bad_days.py,
-organisation full; test_hub_daemon.py), limits known beforehand (17).
+Plans of faults: a stale head once (test_hub_publish.py: somebody_commits_in_between), 504 though it landed (05), a
+refused card (test_hub_publish.py: a_card_is_checked), storage used up (test_hub_bad_days.py: organisation full),
+limits known beforehand (17).
 """
 
 import os
@@ -21,11 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub import HfApi
 
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.plan import Policy
@@ -33,7 +29,7 @@ from weighbridge.registry import errors
 from weighbridge.registry.flow import commit_publish
 from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.remotes.hub import locks
-from weighbridge.registry.remotes.hub.client import Patience, make_client
+from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.preflight import Limits
 from weighbridge.registry.types import RunFacts
 from weighbridge_testlib.builders import lora_adapter
@@ -62,87 +58,6 @@ def repo_of(hub: TestHub) -> Repo:
 def titles(hub: TestHub) -> list[str]:
     """Return the titles of main's commits, newest first."""
     return [commit.title for commit in repo_of(hub).history("main")]
-
-
-# ------------------------------------------------------------------------------------ what the plain client does then
-
-
-def plain(hub: TestHub, token: str | None = "hf_ann") -> HfApi:
-    """Return the library as it is, with an empty repository acme/plain."""
-    if ("model", "acme/plain") not in hub.store.repos:
-        hub.store.create("model", "acme", "plain", hub.store.tokens["hf_ann"])
-    return HfApi(endpoint=hub.url, token=token or False)
-
-
-def commit(api: HfApi, count: int = 1) -> None:
-    """Commit some small files."""
-    files = [CommitOperationAdd(f"{n}.txt", b"%d" % n) for n in range(count)]
-    api.create_commit("acme/plain", files, commit_message="by the plain client")
-
-
-def test_01_the_plain_client_cannot_tell_the_two_quotas_apart() -> None:
-    """A 429 whose rate header still has requests left: neither when to come back nor what is used up is told."""
-    with serve(limits=HubLimits(commits_per_hour=1)) as hub:
-        api = plain(hub)
-        commit(api)
-        with pytest.raises(HfHubHTTPError) as caught:
-            commit(api, 2)
-        assert caught.value.response.status_code == 429
-        assert "r=949" in caught.value.response.headers["RateLimit"]
-
-
-def test_02_the_plain_client_asks_about_every_file_again(hub: TestHub, tmp_path: Path) -> None:
-    """An upload of a folder that is there already still asks about its files, each time."""
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "a.txt").write_text("a")
-    for _ in range(3):
-        plain(hub).upload_folder(repo_id="acme/plain", folder_path=tmp_path / "folder")
-    assert hub.count("preupload") == 3
-
-
-@pytest.mark.parametrize("fault", [Fault("commit", status=503), Fault("commit", "cut")], ids=["503", "cut"])
-def test_03_and_04_the_plain_client_gives_up_at_once(hub: TestHub, fault: Fault) -> None:
-    """One 503, or one cut connection, ends the process that trains."""
-    hub.faults.add(fault)
-    with pytest.raises((HfHubHTTPError, httpx2.TransportError)):
-        commit(plain(hub))
-    assert hub.count("commit") == 1
-
-
-def test_11_the_plain_client_waits_for_ever() -> None:
-    """Its HTTP client has no time limit; ours has one for every part of a request."""
-    assert default_client_factory().timeout == httpx2.Timeout(None)
-    assert None not in make_client(Patience()).timeout.as_dict().values()
-
-
-def test_15_the_plain_client_fails_on_creating_what_exists(hub: TestHub) -> None:
-    """A token that may write but not create gets a 403, although there is nothing to create."""
-    hub.faults.add(Fault("create", status=403))
-    with pytest.raises(HfHubHTTPError, match="403"):
-        plain(hub, "hf_fine").create_repo("acme/plain")
-
-
-def test_17_the_plain_client_gets_no_reason() -> None:
-    """Too many files in a folder: the Hub says 403 and no word more."""
-    with serve(limits=HubLimits(entries=5)) as hub:
-        with pytest.raises(HfHubHTTPError, match="403") as caught:
-            commit(plain(hub), 6)
-        assert caught.value.server_message in (None, "", "None")
-
-
-def test_20_the_anonymous_share_one_limit() -> None:
-    """Behind one address everybody without a token counts together; with a token each counts alone."""
-    with serve(limits=HubLimits(requests=2)) as hub:
-        hub.store.create("model", "acme", "plain", hub.store.tokens["hf_ann"])
-        for _ in range(2):
-            plain(hub, None).list_repo_refs("acme/plain")
-        with pytest.raises(HfHubHTTPError) as caught:
-            plain(hub, None).list_repo_refs("acme/plain")
-        assert caught.value.response.status_code == 429
-        assert plain(hub).list_repo_refs("acme/plain").branches
-
-
-# ------------------------------------------------------------------------------------ what ours does then
 
 
 def test_07_a_remote_that_always_says_stale_is_given_up_on(hub: TestHub, tmp_path: Path) -> None:
