@@ -20,6 +20,7 @@ from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.commits import Change, Sending
 from weighbridge.registry.remotes.hub.client import Line
+from weighbridge.registry.remotes.hub.errors import FEW_FILES
 from weighbridge.registry.remotes.hub.sender import Sender
 from weighbridge.registry.remotes.protocol import Progress
 
@@ -268,7 +269,8 @@ class ChildWriter:
             return "it said nothing", "repeat it"
         self._noise.seek(max(0, size - 2000))
         lines = [line for line in self._noise.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return shown(lines[-1][:300]) if lines else "it said nothing", "repeat it"
+        last = shown(lines[-1][:300]) if lines else "it said nothing"
+        return last, FEW_FILES if "too many open files" in last.lower() else "repeat it"
 
     def _environ(self) -> dict[str, str]:
         found = {key: value for key, value in (os.environ | dict(self._line.environ)).items() if key not in _HIDDEN}
