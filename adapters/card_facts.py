@@ -5,7 +5,6 @@ fields that the Hub refuses. It never raises for what people wrote; the facts ca
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +13,7 @@ from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.license_names import Name, named, nearest_known
 from weighbridge.registry import frontmatter, hub_rules
 from weighbridge.registry.findings import finding
+from weighbridge.registry.hub_rules import listed, word
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
 
@@ -170,8 +170,8 @@ def _license(
 ) -> tuple[Name | None, str | None]:
     """Read the declared licence and hold it against the Hub's list."""
     link = front.get("license_link") if isinstance(front.get("license_link"), str) else None
-    entries = [v for v in _listed(front.get("license")) if v is not None]
-    written = [word for v in entries if (word := _word(v))]
+    entries = [v for v in listed(front.get("license")) if v is not None]
+    written = [w for v in entries if (w := word(v))]
     if not written or len(written) != len(entries):
         return None, link
     names = [named(w) or Name(w.lower()) for w in written]
@@ -232,12 +232,12 @@ def _bases(
     front: dict[str, Any], name: str, config_base: str | None, facts: dict[str, Any], found: list[Finding]
 ) -> tuple[str, ...]:
     """Read the bases and hold them against the one in the config."""
-    bases = tuple(w for v in _listed(front.get("base_model")) if v is not None and (w := _word(v)))
+    bases = tuple(w for v in listed(front.get("base_model")) if v is not None and (w := word(v)))
     facts["base_models"] = list(bases)
     facts["base_model_in_card"] = bases[0] if bases else None
     relation = front.get("base_model_relation")
     if relation is not None:
-        facts["base_model_relation"] = relation if isinstance(relation, str) else _word(relation)
+        facts["base_model_relation"] = relation if isinstance(relation, str) else word(relation)
     ids = [b for b in bases if hub_rules.is_repo_id(b)]
     if not bases and config_base:
         local = paths.is_local(config_base)
@@ -267,8 +267,8 @@ def _bases(
 def _values(front: dict[str, Any], name: str, facts: dict[str, Any], found: list[Finding]) -> None:
     """Check every other field against the Hub's rules."""
     if "language" in front:
-        facts["language"] = [w for v in _listed(front["language"]) if v is not None and (w := _word(v))]
-    bad_keys = list(dict.fromkeys(_bad_keys(front)))
+        facts["language"] = [w for v in listed(front["language"]) if v is not None and (w := word(v))]
+    bad_keys = list(dict.fromkeys(hub_rules.bad_keys(front)))
     facts["bad_card_keys"] = bad_keys
     if bad_keys:
         found.append(
@@ -291,7 +291,9 @@ def _values(front: dict[str, Any], name: str, facts: dict[str, Any], found: list
             )
         )  # fmt: skip
     _local(front, name, facts, found)
-    for field, value, rule in _refused(front):
+    for field, value, rule in hub_rules.refusals(front):
+        if field in {"base_model", "datasets"} and paths.is_local(value):
+            continue  # told above
         found.append(
             finding(
                 "card-value-refused",
@@ -303,7 +305,7 @@ def _values(front: dict[str, Any], name: str, facts: dict[str, Any], found: list
                 hub_push_blocked=True,
             )
         )
-    missing = list(_missing_results(front.get("model-index")))
+    missing = list(hub_rules.missing_results(front.get("model-index")))
     if missing:
         facts["missing_card_fields"] = facts.get("missing_card_fields", []) + missing
         found.append(
@@ -337,57 +339,12 @@ def _local(front: dict[str, Any], name: str, facts: dict[str, Any], found: list[
         facts["local_paths"] = [h.value for h in hits]
 
 
-def _refused(front: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for field, kind in (("base_model", "models"), ("datasets", "datasets")):
-        for value in _listed(front.get(field)):
-            word = _word(value)
-            if value is not None and not hub_rules.is_repo_id(word) and not paths.is_local(word):
-                yield field, word or str(value), f"not the id of one of its {kind}"
-    for value in _listed(front.get("language")):
-        if value is not None and not hub_rules.is_language(_word(value)):
-            yield "language", _word(value) or str(value), "not a code of two or three letters (ISO 639)"
-    relation = front.get("base_model_relation")
-    if relation is not None and relation not in hub_rules.RELATIONS:
-        yield "base_model_relation", str(relation), f"not one of {', '.join(sorted(hub_rules.RELATIONS))}"
-
-
-def _missing_results(index: Any) -> Iterator[str]:
-    """Yield the fields of evaluation results that are required and absent."""
-    if index is None:
-        return
-    for i, model in enumerate(index if isinstance(index, list) else [index]):
-        where = f"model-index[{i}]"
-        if not isinstance(model, dict):
-            yield where
-            continue
-        yield from (f"{where}.{k}" for k in ("name", "results") if model.get(k) is None)
-        results = model.get("results")
-        for j, result in enumerate(results if isinstance(results, list) else []):
-            yield from _missing_in_result(result, f"{where}.results[{j}]")
-
-
-def _missing_in_result(result: Any, where: str) -> Iterator[str]:
-    if not isinstance(result, dict):
-        yield where
-        return
-    for part, keys in (("task", ("type",)), ("dataset", ("type", "name"))):
-        value = result.get(part)
-        if value is None:
-            yield f"{where}.{part}"
-        elif isinstance(value, dict):
-            yield from (f"{where}.{part}.{k}" for k in keys if not _filled(value.get(k)))
-    metrics = result.get("metrics")
-    for k, metric in enumerate(metrics if isinstance(metrics, list) else []):
-        if isinstance(metric, dict):
-            yield from (f"{where}.metrics[{k}].{f}" for f in ("type", "value") if metric.get(f) is None)
-
-
 def _stated(parts: frontmatter.Split, displaced: dict[str, Any] | None) -> tuple[license_text.Statement, ...]:
     """Return what the text says of a licence; front matter at the wrong place is text."""
     told = license_text.statements(parts.body)
-    word = _word(next(iter(_listed((displaced or {}).get("license"))), None))
-    if word:
-        told.insert(0, license_text.Statement(named(word) or Name(word.lower()), parts.line, f"license: {word}"))
+    said = word(next(iter(listed((displaced or {}).get("license"))), None))
+    if said:
+        told.insert(0, license_text.Statement(named(said) or Name(said.lower()), parts.line, f"license: {said}"))
     return tuple(told)
 
 
@@ -406,28 +363,6 @@ def _same_base(one: str, other: str) -> bool:
     """Compare two ids without case; an old name without owner is the same model as with one."""
     a, b = one.casefold(), other.casefold()
     return a == b or ((("/" in a) != ("/" in b)) and a.rsplit("/", 1)[-1] == b.rsplit("/", 1)[-1])
-
-
-def _bad_keys(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not hub_rules.is_key(key):
-                yield key if isinstance(key, str) else _word(key) or str(key)
-            yield from _bad_keys(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _bad_keys(inner)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _word(value: Any) -> str | None:
-    """Return a scalar as the text a person wrote; a list or a mapping is no word."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value.strip() if isinstance(value, str) else str(value) if isinstance(value, (int, float)) else None
 
 
 def _filled(value: Any) -> bool:

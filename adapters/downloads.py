@@ -5,13 +5,25 @@ huggingface_hub's `_local_folder.py`). In a Hub cache a file is a link to `blobs
 its sha256, that of any other file the id that Git gives to its bytes.
 """
 
+import hashlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from weighbridge.registry.findings import finding
+from weighbridge.registry.refs import shown
+from weighbridge.registry.types import Finding
+
 RECORDS: Final = ".cache/huggingface/download"
 _RECORD_MAX: Final = 4096
+_SMALL_MAX: Final = 16 << 20
+"""Bytes of a file that is read again because only its Git id is recorded; the Hub stores larger ones by sha256."""
+
+_UP: Final = 3
+"""Folders above a file of a bundle in which the records of its download may lie."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -58,3 +70,55 @@ def _of(commit: str | None, etag: str, at: float) -> Record | None:
     if _SHA256.fullmatch(etag):
         return Record(commit, etag, None, at)
     return Record(commit, None, etag, at) if _COMMIT.fullmatch(etag) else None
+
+
+def compared(files: Iterable[tuple[str, str, str]]) -> list[Finding]:
+    """Return a finding for each file (bundle path, source, sha256) that is not what its record says was downloaded."""
+    told = []
+    holding: dict[Path, bool] = {}  # folders that were looked into for records: a bundle may have thousands of files
+    for path, source, sha256 in files:
+        known = _record_of(path, Path(source), holding)
+        if known is None or _same(known, Path(source), sha256):
+            continue
+        at = f" of commit {known.commit[:12]}" if known.commit else ""
+        recorded = f"sha256 {known.sha256[:12]}" if known.sha256 else f"Git id {(known.git or '')[:12]}"
+        touched = not fresh(known, Path(source))
+        why = "it was written to since" if touched else "its time says that nobody wrote to it since: look at the disk"
+        told.append(
+            finding(
+                "download-differs",
+                path,
+                f"{shown(path)} is not what was downloaded from the Hub ({recorded}{at}); {why}",
+                "nothing, if the change is meant; else download it again",
+                recorded=known.sha256 or known.git,
+                commit=known.commit,
+                touched=touched,
+            )
+        )
+    return told
+
+
+def _record_of(path: str, source: Path, holding: dict[Path, bool]) -> Record | None:
+    """Return the record of a file of a bundle: beside the bundle's own folder, or a few folders above it."""
+    inside = len(Path(path).parts)
+    for depth in range(inside, inside + _UP):
+        if len(source.parts) <= depth + 1:
+            break
+        folder = source.parents[depth - 1]
+        if folder not in holding:
+            holding[folder] = (folder / RECORDS).is_dir()
+        if holding[folder]:
+            return record(folder, source.relative_to(folder).as_posix())
+    return _linked(source)
+
+
+def _same(known: Record, source: Path, sha256: str) -> bool:
+    if known.sha256 is not None:
+        return known.sha256 == sha256
+    try:
+        if source.stat().st_size > _SMALL_MAX:
+            return True
+        body = source.read_bytes()
+    except OSError:
+        return True
+    return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest() == known.git

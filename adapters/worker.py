@@ -8,7 +8,6 @@ child ends itself. It also asks the kernel to be ended with its parent. Secrets 
 """
 
 import contextlib
-import ctypes
 import errno
 import importlib
 import json
@@ -27,6 +26,7 @@ import msgspec
 from weighbridge.adapters import jail, limits
 from weighbridge.adapters.jail import Held, Policy
 from weighbridge.registry import errors
+from weighbridge.registry.parent import end_with
 
 Tell = Callable[[int], None]
 """Called with the number of bytes that were just done."""
@@ -36,7 +36,6 @@ Task = Callable[[dict[str, Any], Tell], dict[str, Any]]
 
 _PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONSAFEPATH")
 _PYTHON: Final = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
-_DEATH_SIGNAL: Final = 1
 _LINE_LIMIT: Final = 64 << 20
 _ANSWERS: Final = ("held", "result", "error")
 _TELL_EVERY: Final = 8 << 20
@@ -215,7 +214,7 @@ def main() -> int:
     if not told:
         return 0
     message = json.loads(told)
-    _end_with(message["parent"])
+    end_with(message["parent"])
     confined = message.get("jail") is not None
     if confined:  # before there is a second thread, which would stay outside
         held = jail.enter(msgspec.convert(message["jail"], Policy))
@@ -269,14 +268,6 @@ class _Teller:
             if self._held >= _TELL_EVERY:
                 self._answers.write(b'{"progress":%d}\n' % self._held)
                 self._held = 0
-
-
-def _end_with(parent: int) -> None:
-    """Ask the kernel to end this process with its parent, which may be gone already."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _end_when_closed() -> None:

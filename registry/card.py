@@ -123,10 +123,9 @@ def _valid(given: dict[str, Any]) -> dict[str, Any]:
             if not words:
                 continue
             value = words if isinstance(value, list) or key == "tags" else words[0]  # noqa: PLW2901 - as above
-        if key in {"library_name", "pipeline_tag"} and not isinstance(value, str):
-            continue
         kept[key] = value
-    return kept
+    refused = {one.field for one in hub_rules.refusals(kept)}
+    return {key: value for key, value in kept.items() if key not in refused}
 
 
 def _has_results(index: Any) -> bool:

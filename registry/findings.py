@@ -271,6 +271,7 @@ CODES: Final[dict[str, Code]] = {
     "cast-changes-nothing": Code("block", "the weights have the wanted precision already", integrity=True),
     "cast-unproven": Code("block", "the written model is not the original, rounded once", integrity=True),
     "cast-proven": Code("note", "every element of a cast model was read again and is the original's, rounded once"),
+    "download-differs": Code("warn", "a file is not what the record of its download from the Hub says"),
     # what the daemon finds (daemon/)
     "publish-refused": Code("block", "a step of the publication was refused; the message says by whom", integrity=True),
     "wait-limit": Code("block", "a folder did not become whole within the limit", integrity=True),

@@ -397,6 +397,13 @@ PIECES = [
     "tags:\n- lora\n- null",
     "language: no",
     "mine: {a: 1}",
+    "pipeline_tag: [a, b]",
+    "library_name: {a: 1}",
+    "new_version: /home/lw/next",
+    "base_model_relation: [adapter]",
+    "license_name: My Own",
+    "metrics:\n- {a: 1}",
+    "tags:\n- {a: 1}",
     " bad: [",
     "",
     "# Title",
@@ -419,6 +426,7 @@ def test_no_text_of_a_person_breaks_the_card(people: str) -> None:
     """Any README gives a card with one fenced part, valid front matter, and the same card again."""
     out = card.render(manifest(), "x", 1, people=people)
     assert front(out)["base_model"]
+    assert hub_rules.faults(front(out)) == []
     again = card.render(manifest(), "x", 1, people=card.split_people(out))
     assert again == out
 

@@ -201,6 +201,12 @@ def test_what_xet_raises_is_read(error: BaseException, kind: type[errors.Weighbr
     assert type(translate(error, "cannot upload")) is kind
 
 
+def test_few_descriptors_are_no_fault_of_the_hub() -> None:
+    """Xet ends with an I/O error where the process may not open more files: the limit is named."""
+    error = OSError("I/O error: I/O error: Too many open files (os error 24)")
+    assert "LimitNOFILE" in (translate(error, "cannot upload").fix or "")
+
+
 def test_a_wrapped_failure_is_told_by_its_cause() -> None:
     """The client wraps what an LFS upload raised; the cause counts."""
 

@@ -20,6 +20,7 @@ from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
 
+from weighbridge.adapters import downloads
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.sift import Sieves
 from weighbridge.registry import disk, errors, findings
@@ -102,9 +103,9 @@ def stage(
     `place` is private to us and holds nothing else; after an error it is gone. `transform` gives bytes that replace a
     file, `made` what is made out of one while it is read (always a copy, never direct), `inputs` what it is made out of
     where that is more than the one file; `reserve` is the number of bytes that stay free on the disk. Every value of
-    the weights is looked at as it passes. Raises SourceChangedError, VanishedError, DiskFullError, RefusedError where
-    weights hold NaN or infinities, UsageError where a reflink is demanded and cannot be had, and what `made` raises of
-    its own.
+    the weights is looked at as it passes, and what was downloaded is held against the record of its download. Raises
+    SourceChangedError, VanishedError, DiskFullError, RefusedError where weights hold NaN or infinities, UsageError
+    where a reflink is demanded and cannot be had, and what `made` raises of its own.
     """
     replaced = dict(transform or {})
     check_paths([file.path for file in files])
@@ -140,7 +141,12 @@ def stage(
     except errors.WeighbridgeError:
         discard(bundle)
         raise
-    return bundle
+    own = replaced.keys() | converted.keys()
+    plain = [
+        (e.path, known.source, e.sha256) for e, known in zip(bundle.files, before, strict=True) if e.path not in own
+    ]
+    told = [*bundle.findings, *downloads.compared(plain)]
+    return msgspec.structs.replace(bundle, findings=told)
 
 
 def seen(bundle: Bundle, facts: Facts) -> Facts:

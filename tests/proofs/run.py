@@ -39,6 +39,7 @@ PROOFS = (
     Proof("hub_chaos", ("--publishes", "24"), ("--publishes", "16"), 240),
     Proof("hub_daemons", (), ("--versions", "16"), 300),
     Proof("hub_kill", ("--every", "9"), ("--every", "18"), 300),
+    Proof("hub_scarce", (), (), 300),
     Proof("merge", ("--kills", "12"), ("--kills", "6"), 300),
     Proof("powerloss", ("--seconds", "90"), ("--rounds", "1", "--points", "6"), 200),
     Proof("s3_faults", ("--rounds", "20"), ("--rounds", "10"), 240),

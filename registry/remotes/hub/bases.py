@@ -31,7 +31,7 @@ class Bases:
         )
         if not found.sha:
             raise errors.IntegrityError(f"{shown(repo)} has no head", why="the Hub names no commit of it")
-        return found.sha
+        return str(found.sha)
 
     def tree(self, repo: str, commit: str) -> list[Held]:
         """Return every file at the top of a commit."""

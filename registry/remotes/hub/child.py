@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from signal import SIG_DFL, SIGINT, SIGKILL, signal
 from typing import IO, Final, NamedTuple
 
+from weighbridge.registry.parent import end_with
 from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.hub.errors import FEW_FILES
 from weighbridge.registry.shell import load
 
 _PROGRAM: Final = "weighbridge.registry.remotes.hub.send"
@@ -53,7 +55,8 @@ class Child(NamedTuple):
         size = self.noise.seek(0, os.SEEK_END)
         self.noise.seek(max(0, size - _TAIL))
         lines = [line for line in self.noise.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return shown(lines[-1][:300]) if lines else "it said nothing", "repeat it"
+        last = shown(lines[-1][:300]) if lines else "it said nothing"
+        return last, FEW_FILES if "too many open files" in last.lower() else "repeat it"
 
     def _killed(self) -> bool:
         watch = os.pidfd_open(self.pid)
@@ -107,7 +110,7 @@ def copied() -> Child | None:
     """Copy this process; None where it has several threads."""
     if threading.active_count() > 1:
         return None
-    noise = _noise()
+    noise, parent = _noise(), os.getpid()
     to_read, orders = os.pipe()
     answers, to_write = os.pipe()
     pid = os.fork()
@@ -115,6 +118,7 @@ def copied() -> Child | None:
         try:
             os.close(orders)
             os.close(answers)
+            end_with(parent)  # it holds the parent's locks, too
             _become(to_read, to_write, noise.fileno())
         finally:
             os._exit(1)  # whatever happens: nothing of the command may go on twice

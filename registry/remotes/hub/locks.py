@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +33,7 @@ def held(folder: Path, name: str) -> Iterator[None]:
             yield
         finally:
             if descriptor is not None:
-                os.close(descriptor)
+                _let_go(descriptor)
 
 
 def _wait(descriptor: int) -> None:
@@ -48,6 +48,13 @@ def _wait(descriptor: int) -> None:
             return
         else:
             return
+
+
+def _let_go(descriptor: int) -> None:
+    """Unlock a file in words: a copy of this process (child.py) has it open, too, so closing would not."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _opened(path: Path) -> int | None:

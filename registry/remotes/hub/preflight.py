@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx2
 from huggingface_hub.utils import get_session
 
-from weighbridge.registry import errors
+from weighbridge.registry import errors, frontmatter, hub_rules
 from weighbridge.registry.findings import finding
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.hub.client import Line
@@ -118,7 +118,11 @@ class Preflight:
         )
 
     def card(self, repo: str, card: bytes) -> None:
-        """Raise RefusedError when the Hub would refuse the card, in its own words."""
+        """Raise RefusedError when the Hub would refuse the card: by its rules as known here, then in its own words."""
+        front = frontmatter.load(frontmatter.split(card.decode("utf-8", "replace")).front or "").value
+        known = hub_rules.faults(front) if isinstance(front, dict) else []
+        if known:
+            raise _refused(repo, "; ".join(known))
 
         def ask() -> httpx2.Response:
             body = {"content": card.decode("utf-8", "replace"), "repoType": "model"}
@@ -134,13 +138,7 @@ class Preflight:
                 told = "; ".join(str(one.get("message", one)) for one in said.get("errors", [])) or said.get("error")
             except (ValueError, AttributeError):
                 told = answer.text
-            words = shown(str(told or "")[:400]) or "the Hub refuses it"
-            raise errors.RefusedError(
-                f"the Hub refuses the card of {repo}",
-                why=words,
-                fix="correct the front matter of the run's README.md",
-                findings=[finding("hub-card-refused", "README.md", words, "correct its front matter")],
-            )
+            raise _refused(repo, str(told or "") or "the Hub refuses it")
         self._line.ask(what, lambda: _fine(answer))
 
     def transport(self, repo: str) -> Transport:
@@ -200,6 +198,16 @@ class Preflight:
     def _keep(self, key: str, value: Any) -> None:
         with self._lock:
             self._kept[key] = (time.monotonic(), value)
+
+
+def _refused(repo: str, why: str) -> errors.RefusedError:
+    words = shown(why[:400])
+    return errors.RefusedError(
+        f"the Hub refuses the card of {repo}",
+        why=words,
+        fix="correct the front matter of the run's README.md",
+        findings=[finding("hub-card-refused", "README.md", words, "correct its front matter")],
+    )
 
 
 def _fine(answer: httpx2.Response) -> None:
