@@ -190,7 +190,7 @@ class Provenance(Value, frozen=True):
 
 
 class LineageEdge(Value, frozen=True):
-    """An edge to another artifact: extracted-from, adapter-of, merged-from or converted-from."""
+    """An edge to another artifact: extracted-from, adapter-of, merged-from, converted-from or cast-from."""
 
     relation: str
     ref: str

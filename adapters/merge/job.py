@@ -49,6 +49,7 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     out.mkdir(exist_ok=True)
     _recheck(plan)
     journal = Journal(stage / JOURNAL, identity)
+    engine, told = _engine(request.get("device"))
     begun = time.monotonic()
     with speaking("the merged model cannot be written"):
         kept = journal.finished(out)
@@ -59,7 +60,7 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
             written = kept.get(file.path)
             if written is None:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                written = stream.write(file, files, str(target), look, tell)
+                written = stream.write(file, files, str(target), look, tell, engine=engine)
                 journal.record(written)
             else:
                 tell(file.size)
@@ -78,6 +79,8 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
                     fix="look at the adapter, or --dtype",
                 ) from error
         streamed = time.monotonic() - begun
+        if engine is not None:
+            engine.close()
         _recheck(plan)
         extra = _complete(bundle, out)
         for folder in {(out / file.path).parent for file in plan.files} | {out}:
@@ -94,8 +97,18 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
         "formula": FORMULA,
         "dtype": plan.dtype,
         "seconds": {"weights": round(streamed, 3)},
-        "arithmetic": {"numpy": np.__version__, "python": sys.version.split()[0], "workers": request["workers"]},
+        "arithmetic": {"numpy": np.__version__, "python": sys.version.split()[0], "workers": request["workers"]} | told,
     }
+
+
+def _engine(wanted: str | None) -> tuple[Any, dict[str, Any]]:
+    """Return what does the arithmetic, None for numpy, and what the record says of it."""
+    if wanted is None:
+        return None, {}
+    from weighbridge.adapters.merge import device  # noqa: PLC0415 - torch takes seconds, and is rarely wanted
+
+    engine, why = device.take(wanted)
+    return engine, {"device": engine.name if engine is not None else "cpu", "device_told": why}
 
 
 def _beyond(plan: Plan, files: Files) -> errors.RefusedError:

@@ -21,7 +21,7 @@ from weighbridge import __version__
 from weighbridge.adapters import worker
 from weighbridge.adapters.jail import Policy
 from weighbridge.adapters.memory import available
-from weighbridge.adapters.merge import outside
+from weighbridge.adapters.merge import outside, pays
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.values import Bundle, Plan
 from weighbridge.registry import errors, findings
@@ -121,7 +121,7 @@ def make(ready: Ready) -> None:
         ready.stage.mkdir(exist_ok=True)
 
 
-def begun(ready: Ready, workers: int | None, outside: Outside | None = None) -> Begun:
+def begun(ready: Ready, workers: int | None, outside: Outside | None = None, device: str = "auto") -> Begun:
     """Write the plan down, durably enough for a child that reads it meanwhile, and return what is to be done."""
     with speaking(f"{ready.stage} cannot be written"):
         # The same bytes whoever writes them: a child that reads them meanwhile must not find half of them.
@@ -136,6 +136,7 @@ def begun(ready: Ready, workers: int | None, outside: Outside | None = None) -> 
             "stage": str(ready.stage),
             "plan": ready.identity,
             "workers": workers or _workers(ready.plan),
+            "device": device,
         },
         memory=stream if outside is None else max(stream, _spared(outside.needed)),
         reads=tuple(sorted({*(s.path for s in ready.plan.sources), *ready.bundle.copies.values()})),
@@ -156,11 +157,17 @@ def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, An
     """
     stage = Path(begun.stage)
     computed = _computed(begun, stage, progress) if begun.outside is not None else None
-    request, reads = begun.request, begun.reads
+    plan = computed.plan if computed is not None else _plan_of(stage)
+    device = pays.chosen(plan, str(begun.request["device"]), len(os.sched_getaffinity(0)))
+    request, reads = begun.request | {"device": device}, begun.reads
     if computed is not None:
         with speaking(f"{stage} cannot be written"):
             _replace(stage / _COMPUTED, msgspec.msgpack.encode(computed.plan))
         request = request | {"file": _COMPUTED}
+    if device == "cuda":
+        # A GPU's driver wants more of the machine than a jail can tell in advance; the arithmetic is ours alone.
+        result = worker.run(TASK, request, memory=None, progress=progress)
+        return result | {"jail": None}
     size = sum(Path(path).stat().st_size for path in begun.reads if Path(path).exists())
     seconds = 3600 + size // _SLOWEST
     policy = Policy(
@@ -182,11 +189,15 @@ def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, An
     return result
 
 
+def _plan_of(stage: Path) -> Plan:
+    return msgspec.msgpack.decode((stage / PLAN).read_bytes(), type=Plan)
+
+
 def _computed(begun: Begun, stage: Path, progress: worker.Tell | None) -> outside.Computed:
     """Have PEFT compute what only it can. Raises what `compute` raises."""
     asked = begun.outside
     assert asked is not None
-    plan = msgspec.msgpack.decode((stage / PLAN).read_bytes(), type=Plan)
+    plan = _plan_of(stage)
     configs = outside.Configs(Path(asked.base), tuple(Path(path) for path in asked.adapters))
     lacking = outside.short(asked.needed, available())
     if lacking is not None and not (stage / outside.RECORD).exists():

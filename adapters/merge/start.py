@@ -30,20 +30,21 @@ def merge(
     *,
     workers: int | None = None,
     unchanged: bool = False,
+    device: str = "auto",
     progress: Callable[[int], None] | None = None,
 ) -> Merged:
     """Carry out what was looked at, into a folder that appears whole or not at all.
 
-    `unchanged` allows a result that equals the base. Raises RefusedError with its findings, ConflictError for a target
-    that holds something else or is being written, DiskFullError, and what the child process raises; then nothing is
-    published, and the same call goes on with the files that were finished.
+    `unchanged` allows a result that equals the base; `device` is as in `pays.chosen`. Raises RefusedError with its
+    findings, ConflictError for a target that holds something else or is being written, DiskFullError, and what the
+    child process raises; then nothing is published, and the same call goes on with the files that were finished.
     """
     ready = staging.ready(look, target, RECORD)
     if isinstance(ready, Merged):
         return ready
     staging.make(ready)
     with staging.held(ready.stage):
-        begun = staging.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged))
+        begun = staging.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device)
         return _settle(look, ready, staging.carry_out(begun, progress), unchanged=unchanged)
 
 

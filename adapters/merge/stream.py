@@ -5,9 +5,9 @@ Source files are only ever opened for reading; the file is written at its own pl
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -115,8 +115,52 @@ class _Sink:
         self._progress(len(view))
 
 
-def write(file: OutFile, files: Files, target: str, look: int, progress: Progress) -> Written:
-    """Write one file durably and return its digest. Raises OSError, ArithmeticError that names the tensor."""
+class Base(NamedTuple):
+    """How an engine reads the base's values of a step: rows from and to, into memory that the next call uses again.
+
+    `size` is the rows of a block of the processor's; `looked` tells whether the block of a number is looked at.
+    """
+
+    rows: Callable[[int, int], Array]
+    size: int
+    looked: Callable[[int], bool]
+
+
+class Changed(NamedTuple):
+    """Some rows with their new values as they are stored, and whether any of them changed.
+
+    `seen` are the blocks that were looked at: before, wanted and after, in single precision.
+    """
+
+    out: Array
+    moved: bool
+    seen: list[tuple[Array, Array, Array]]
+
+
+class Engine(Protocol):
+    """Another way to do the arithmetic (`device.Engine`); `name` is that of its device."""
+
+    @property
+    def name(self) -> str:
+        """What the device is called."""
+        ...
+
+    def able(self, step: Step) -> bool:
+        """Tell whether it carries a step out."""
+        ...
+
+    def change(self, it: block.Prepared, base: Base) -> Iterator[Changed]:
+        """Yield the rows of a tensor in order, each stretch with its new values."""
+        ...
+
+
+def write(
+    file: OutFile, files: Files, target: str, look: int, progress: Progress, *, engine: Engine | None = None
+) -> Written:
+    """Write one file durably and return its digest. Raises OSError, ArithmeticError that names the tensor.
+
+    `engine` does the arithmetic of the steps it is able to; None is numpy.
+    """
     descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         sink = _Sink(descriptor, progress)
@@ -130,7 +174,8 @@ def write(file: OutFile, files: Files, target: str, look: int, progress: Progres
                 _copy(step, files, sink, room)
                 continue
             try:
-                tally = _change(step, files, sink, room, look)
+                there = engine if engine is not None and engine.able(step) else None
+                tally = _elsewhere(step, files, sink, there, look) if there else _change(step, files, sink, room, look)
             except ArithmeticError as error:
                 raise ArithmeticError(f"{step.name}: {error}") from error
             if tally is not None:
@@ -172,6 +217,25 @@ def _change(step: Step, files: Files, sink: _Sink, room: Room, look: int) -> Tal
             tally.add(before, new, after)
         elif bool(np.any(after != before)):
             tally.changed = True
+    return tally
+
+
+def _elsewhere(step: Step, files: Files, sink: _Sink, engine: Engine, look: int) -> Tally:
+    """Write a tensor whose arithmetic an engine does; the same blocks are looked at as by `_change`."""
+    it = block.prepare(step, files.load)
+    _, columns = step.matrix
+    width = max(block.dtype_of(step.origin.dtype).itemsize, block.dtype_of(step.dtype).itemsize)
+    room, tally = Room(), Tally()
+
+    def rows(start: int, stop: int) -> Array:
+        return files.rows(step.origin, columns, start, stop, room)
+
+    base = Base(rows, block.block_rows(columns, width), lambda number: number % look == 0)
+    for changed in engine.change(it, base):
+        sink.put(changed.out)
+        tally.changed = tally.changed or changed.moved
+        for before, wanted, after in changed.seen:
+            tally.add(before, wanted, after)
     return tally
 
 

@@ -46,6 +46,13 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 @click.option("--dry-run", is_flag=True, help="Only say what would be merged and what stands against it.")
 @click.option("--unchanged", is_flag=True, help="Allow a result that equals the base after rounding.")
 @click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto: a GPU where rank and size make it pay, and it is free.",
+)
+@click.option(
     "--workers", type=click.IntRange(1, 64), metavar="N", help="Files written at once [default: by processors]."
 )
 @options.remote
@@ -61,6 +68,7 @@ def merge(
     dtype: str | None,
     dry_run: bool,
     unchanged: bool,
+    device: str,
     workers: int | None,
     remote: str | None,
     config: str | None,
@@ -84,7 +92,9 @@ def merge(
             return EXIT[seen.outcome]
         place = target if target is not None else scratch() / "result"
         with following(out) as follower:
-            done = start.merge(seen, place, workers=workers, unchanged=unchanged, progress=follower.total)
+            done = start.merge(
+                seen, place, workers=workers, unchanged=unchanged, device=device, progress=follower.total
+            )
         receipt = None
         if name is not None or target is None:
             assert wanted is not None

@@ -26,11 +26,14 @@ KINDS: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dt
 _MAIN = "from weighbridge.registry.cli.main import main; raise SystemExit(main())"
 
 
-def staged(adapter: Path, base: Path, stage: Path, *, dtype: str | None = None) -> tuple[Look, dict[str, Any]]:
+def staged(
+    adapter: Path, base: Path, stage: Path, *, dtype: str | None = None, device: str | None = None
+) -> tuple[Look, dict[str, Any]]:
     """Carry out a merge here, without a child process; the result lies in `stage`/out."""
     seen = look([adapter], base, dtype=dtype, weigh=False)
     write_plan(seen, stage)
-    return seen, job.run({"stage": str(stage), "plan": "test", "workers": 2}, lambda _: None)
+    request = {"stage": str(stage), "plan": "test", "workers": 2, "device": device}
+    return seen, job.run(request, lambda _: None)
 
 
 def write_plan(seen: Look, stage: Path) -> None:
