@@ -112,9 +112,22 @@ def test_path_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_single_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A single file can be asked about; it is judged alone."""
-    folder = builders.lora_adapter(tmp_path)
-    code, out, _ = run(capsys, str(folder / "adapter_model.safetensors"), "--json")
+    """A single file can be asked about; it is judged with the papers beside it, and nothing else of the folder."""
+    folder = builders.lora_adapter(tmp_path / "whole")
+    (folder / "optimizer.pt").write_bytes(b"state")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        code, out, _ = run(capsys, str(folder / name), "--json")
+        document = json.loads(out)
+        assert code == 0
+        assert {f["path"] for f in document["files"]} == {
+            "README.md",
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        }
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (folder / "adapter_model.safetensors").rename(alone / "adapter_model.safetensors")
+    code, out, _ = run(capsys, str(alone / "adapter_model.safetensors"), "--json")
     document = json.loads(out)
     assert code == 5
     assert document["facts"]["missing_files"] == ["adapter_config.json"]
