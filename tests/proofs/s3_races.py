@@ -2,9 +2,10 @@
 
     python tests/proofs/s3_races.py [--contents 200] [--kills 40] [--publishers 8] [--seed 1]
 
-Each publisher is a process with a list of contents, of which others have some too. A killed one begins its list again
-with nothing remembered. Holds when at the end each content has one version, what was acknowledged is there, numbers
-have no gap but recorded voids, the feed tells of everything, and no unfinished upload is left.
+Each publisher is a process with a list of contents, of which others have some too; one content in ten is large, goes in
+parts, and is had by two. A killed one begins its list again with nothing remembered. Holds when at the end each content
+has one version, what was acknowledged is there, numbers have no gap but recorded voids, the feed tells of everything,
+and no unfinished upload is left.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from weighbridge.registry.flow.collect import collect
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import publish
 from weighbridge.registry.flow.sync import sync
+from weighbridge.registry.remotes.s3 import multipart
 from weighbridge.registry.remotes.s3.client import Place
 from weighbridge.registry.remotes.s3.probe import Capabilities
 from weighbridge.registry.remotes.s3.remote import S3Remote
@@ -39,9 +41,12 @@ from weighbridge.registry.types import Owner
 from weighbridge_testlib import seaweed as servers
 from weighbridge_testlib.audit import audit
 from weighbridge_testlib.publishing import candidate, rendered
+from weighbridge_testlib.shelf import payload
 
 NAMES = ("medical-sft", "legal-dpo")
 TRIES = 30
+LARGE = 10
+"""One content in so many is large."""
 CONTEXT = multiprocessing.get_context("forkserver")
 
 Work = tuple[str, int]
@@ -50,9 +55,17 @@ Work = tuple[str, int]
 
 def connect(place: Place, can: Capabilities) -> Retrying:
     """Open the remote, of which one process found out what it can do."""
-    remote = S3Remote(place)
+    remote = S3Remote(place, single=1 << 20, part=multipart.PART_LEAST)
     remote.probe.trust(can)
     return Retrying(remote, attempts=8, base=0.02, cap=0.5)
+
+
+def files(seed: int) -> dict[str, bytes]:
+    """Return the files of a content."""
+    found = payload(seed)
+    if seed % LARGE == 0:
+        found["model.safetensors"] = random.Random(seed).randbytes(multipart.PART_LEAST + 300_000)
+    return found
 
 
 def life(place: Place, can: Capabilities, folder: Path, work: Sequence[Work], nonce: int) -> None:
@@ -65,7 +78,7 @@ def life(place: Place, can: Capabilities, folder: Path, work: Sequence[Work], no
     random.Random(nonce).shuffle(order)
     with (folder / f"told-{nonce}").open("w", buffering=1) as stream:
         for name, seed in order:
-            made = candidate(remote, folder / f"{nonce}-{name}-{seed}", name, seed=seed)
+            made = candidate(remote, folder / f"{nonce}-{name}-{seed}", name, seed=seed, files=files(seed))
             for left in reversed(range(TRIES)):
                 try:
                     done = publish(remote, "home", registry, made, owner, render=rendered, known=known[name])
@@ -86,7 +99,7 @@ def sweeper(place: Place, can: Capabilities, told: Path, seed: int, end: Event) 
     voided = 0
     while not end.wait(0.2):
         # A store counts whole seconds, so that "0.5" is anything up to 1.5.
-        voided += len(collect(remote, registry, by="collector", dead_after=chance.choice((0.5, 1.0, 2.0, 4.0))))
+        voided += len(collect(remote, registry, by="collector", dead_after=chance.choice((0.0, 0.5, 1.0, 3.0))))
     told.write_text(str(voided))
     remote.close()
 
@@ -96,7 +109,7 @@ def race(place: Place, can: Capabilities, folder: Path, given: argparse.Namespac
     chance = random.Random(given.seed)
     lists: list[list[Work]] = [[] for _ in range(given.publishers)]
     for seed in range(given.contents):
-        for owner in chance.sample(range(given.publishers), chance.choice((1, 1, 2))):
+        for owner in chance.sample(range(given.publishers), chance.choice((1, 1, 2)) if seed % LARGE else 2):
             lists[owner].append((NAMES[seed % len(NAMES)], seed))
     end = CONTEXT.Event()
     collector = CONTEXT.Process(target=sweeper, args=(place, can, folder / "voided", given.seed, end))
