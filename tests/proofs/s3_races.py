@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -194,19 +193,14 @@ def main() -> int:
         print(f"s3_races: SKIPPED: {reason}")
         return 0
     began = time.monotonic()
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="s3-races-") as base:
-        servers.credentials(patch)
-        patch.setenv("HOME", base)
-        CONTEXT.set_forkserver_preload(["weighbridge_testlib.publishing", "weighbridge_testlib.seaweed"])
-        folder = Path(base)
-        (folder / "server").mkdir()
-        with servers.running(folder / "server") as server:
-            place = server.place("races")
-            remote = S3Remote(place)
-            can = remote.probe.ask()
-            remote.close()
-            done = race(place, can, folder, given)
-            wrong, found = judge(place, can, folder, given.contents)
+    CONTEXT.set_forkserver_preload(["weighbridge_testlib.publishing", "weighbridge_testlib.seaweed"])
+    with servers.alone() as (server, folder):
+        place = server.place("races")
+        remote = S3Remote(place)
+        can = remote.probe.ask()
+        remote.close()
+        done = race(place, can, folder, given)
+        wrong, found = judge(place, can, folder, given.contents)
     if done["crashed"]:
         wrong.append(f"{done['crashed']} processes ended badly by themselves")
     for words in wrong:
