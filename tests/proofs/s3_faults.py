@@ -6,11 +6,9 @@ was pulled is right, and a sweep leaves no unfinished upload.
 
 import argparse
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -35,17 +33,11 @@ def main() -> int:
     # An answer so damaged that the library cannot parse it leaves its socket to the garbage collector.
     warnings.simplefilter("ignore", ResourceWarning)
     began = time.monotonic()
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="s3-faults-") as folder:
-        servers.credentials(patch)
-        patch.setenv("HOME", folder)
-        (Path(folder) / "server").mkdir()
-        with servers.running(Path(folder) / "server") as server:
-            found = [
-                Rounds(server, Path(folder), f"faults-{turn}", options.seed + turn).run(
-                    min(EACH, options.rounds - done)
-                )
-                for turn, done in enumerate(range(0, options.rounds, EACH))
-            ]
+    with servers.alone() as (server, folder):
+        found = [
+            Rounds(server, folder, f"faults-{turn}", options.seed + turn).run(min(EACH, options.rounds - done))
+            for turn, done in enumerate(range(0, options.rounds, EACH))
+        ]
     broken, errors = Counter[str](), Counter[str]()
     for one in found:
         broken += one.broken

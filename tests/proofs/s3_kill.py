@@ -191,16 +191,12 @@ def main() -> int:
         print(f"s3_kill: SKIPPED: {reason}")
         return 0
     began = time.monotonic()
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="s3-kill-") as base:
-        servers.credentials(patch)
-        patch.setenv("HOME", base)
-        CONTEXT.set_forkserver_preload(["weighbridge_testlib.publishing", "weighbridge_testlib.seaweed"])
-        (Path(base) / "server").mkdir()
-        with servers.running(Path(base) / "server") as server:
-            remote = S3Remote(server.place("probe"))
-            can = remote.probe.ask()
-            remote.close()
-            found = [every(server, can, Path(base), large, given.every) for large in given.large]
+    CONTEXT.set_forkserver_preload(["weighbridge_testlib.publishing", "weighbridge_testlib.seaweed"])
+    with servers.alone() as (server, base):
+        remote = S3Remote(server.place("probe"))
+        can = remote.probe.ask()
+        remote.close()
+        found = [every(server, can, base, large, given.every) for large in given.large]
     kills, twice, failures = (sum(column) for column in zip(*found, strict=True))
     print(
         f"s3_kill: {kills} kills, {twice} parts or small files sent again, {failures} wrong, "

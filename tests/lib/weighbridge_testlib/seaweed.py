@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -165,6 +166,17 @@ def running(folder: Path) -> Iterator[Server]:
         server = Server(endpoint, BUCKET, f"https://127.0.0.1:{taken['s3.https']}", ca, filer)
         server.client().create_bucket(Bucket=BUCKET)
         yield server
+
+
+@contextmanager
+def alone() -> Iterator[tuple[Server, Path]]:
+    """Run SeaweedFS for a program of its own, with credentials, and give a folder that is removed at the end too."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="s3-alone-") as folder:
+        credentials(patch)
+        patch.setenv("HOME", folder)
+        (Path(folder) / "server").mkdir()
+        with running(Path(folder) / "server") as server:
+            yield server, Path(folder)
 
 
 @contextmanager
