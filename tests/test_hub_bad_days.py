@@ -211,6 +211,23 @@ def test_a_gated_base_stops_nobody(hub: TestHub, tmp_path: Path, monkeypatch: py
     assert "the base acme/gated-base is gated" in text.replace("\\", "")
 
 
+def test_a_push_says_where_a_renamed_repository_is(
+    hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version keeps its name; push and show tell what its repository is called now."""
+    env = environ(hub, tmp_path, HF_HUB_DISABLE_XET="1")
+    for seed, words in ((1, ""), (2, "the repository of old-name is called new-name now")):
+        folder = lora_adapter(tmp_path / f"run-{seed}" / "final", seed=seed)
+        code, out, said = registry(env, monkeypatch, "push", folder, "--name", "old-name", "--share")
+        assert (code, out) == (0, f"old-name@v{seed}\n"), said
+        assert words in said
+        if seed == 1:
+            hub.store.move("model", "acme/old-name", "acme/new-name", hub.store.tokens["hf_ann"])
+    code, out, said = registry(env, monkeypatch, "ls", "--json")
+    assert code == 0, said
+    assert {row["ref"] for row in json.loads(out)["versions"]} >= {"old-name@v2"}
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [

@@ -171,3 +171,25 @@ def test_a_mirror_of_the_latest_only_skips_what_waits(hub: TestHub, tmp_path: Pa
     bench.deliver()
     assert sorted(row["state"] for row in bench.store.deliveries("1")) == ["done", "skipped", "skipped"]
     assert list(repo_of(hub, "shared").tags) == ["v3"]
+
+
+def test_a_renamed_repository_costs_the_daemon_nothing(hub: TestHub, tmp_path: Path) -> None:
+    """The next version goes to where the repository is now; where the organisation is another one, the job waits."""
+    bench = HubBench(tmp_path, lambda: remote(hub, tmp_path / "home"), home="hub", share=True, name="shared")
+    adapter(bench, "run-1", 1)
+    bench.settle()
+    bench.work()
+    hub.store.move("model", "acme/shared", "acme/elsewhere", hub.store.tokens["hf_ann"])
+    bench.restart()
+    adapter(bench, "run-2", 2)
+    bench.settle()
+    bench.work()
+    receipts = bench.homes.get("hub").catalog.receipts("shared", 2)
+    assert receipts[0]["location"] == f"hf://acme/elsewhere@{repo_of(hub, 'elsewhere').head.oid}"
+    hub.store.rename_owner("acme", "acme-ai")
+    bench.restart()
+    adapter(bench, "run-3", 3)
+    bench.settle()
+    bench.work(rounds=1)
+    (job,) = [job for job in bench.store.jobs() if job.until is not None]
+    assert "acme/shared is acme-ai/elsewhere now" in (job.reason or "")
