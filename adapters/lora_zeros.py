@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from weighbridge.adapters import keys
 from weighbridge.adapters.formats.safetensors import Tensor
-from weighbridge.adapters.weights import FLOATS
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
@@ -37,7 +36,7 @@ class Seconds:
 
 def is_second(tensor: Tensor) -> bool:
     """Return whether a tensor is the second half of a LoRA, by its name."""
-    if len(tensor.shape) < 2 or 0 in tensor.shape or tensor.dtype not in FLOATS:
+    if len(tensor.shape) < 2 or 0 in tensor.shape:
         return False
     key = keys.parse(tensor.name)
     return key.part in {"lora_B", "lora_embedding_B"} and key.tail != "bias"

@@ -37,7 +37,7 @@ METHODS = st.one_of(
     st.builds(Method, st.just("mxfp4"), st.just(4), st.just(32)),
 )
 SIDES = st.integers(1, 5).map(lambda n: 64 * n)
-WORD = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1, max_size=8)
+WORD = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1, max_size=8).filter(lambda w: "lora_" not in w)
 
 
 def packed(folder: Path, tensors: dict[str, TensorSpec], **more: Any) -> Any:

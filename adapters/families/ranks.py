@@ -96,10 +96,10 @@ def slices(place: Place) -> tuple[File, ...]:
     found: dict[str, dict[int, File]] = {}
     stated: dict[str, int] = {}
     for name, file in sorted(place.names.items()):
-        told = layout.rank_slice(name)
-        if told is not None:
-            found.setdefault(told[2], {})[told[0]] = file
-            stated[told[2]] = max(stated.get(told[2], 0), told[1])
+        named = layout.rank_slice(name)
+        if named is not None:
+            found.setdefault(named[2], {})[named[0]] = file
+            stated[named[2]] = max(stated.get(named[2], 0), named[1])
     for group, files in found.items():
         if min(files) > 1 or (len(files) < 2 and stated[group] < 2):
             continue
@@ -120,7 +120,7 @@ def judge_slices(place: Place, files: tuple[File, ...]) -> Draft:
     by_torch = layout.slice_of(files[0].name) is not None
     known = {told for file in files if (told := _slice(file.name)) is not None}
     first = 1 if by_torch else min(1, *(rank for rank, _ in known))
-    stated = max((told[1] for file in files if (told := layout.rank_slice(file.name)) is not None), default=0)
+    stated = max((named[1] for file in files if (named := layout.rank_slice(file.name)) is not None), default=0)
     world = max(stated, max(rank for rank, _ in known) + 1 - first)
     draft.facts |= {"world_size": world, "ranks_found": len({rank for rank, _ in known}), "pickle_format": False}
     missing = [

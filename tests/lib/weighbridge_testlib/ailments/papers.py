@@ -43,8 +43,8 @@ def _base(root: Path, dice: Dice, base: str | None) -> Asked:
 
 def _impossible(root: Path, dice: Dice) -> Asked:
     made = m.sound_adapter(root, dice)
-    change = dice.of([{"r": "8"}, {"r": -1}, {"lora_alpha": "16"}, {"target_modules": "[q_proj"}])
-    m.edited(made.path / "adapter_config.json", **change)
+    field, value = dice.of([("r", "8"), ("r", "-1"), ("lora_alpha", "16"), ("target_modules", "[q_proj")])
+    m.edited(made.path / "adapter_config.json", **{field: value})
     return made
 
 
