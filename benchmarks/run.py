@@ -15,6 +15,7 @@ RUNS = {
     "idle": ((),),
     "ingest": ((),),
     "inspect": ((),),
+    "merge": ((),),
     "hub": ((),),
     "s3": ((),),
     "catalogue": ((),),
