@@ -8,8 +8,9 @@ import pytest
 from weighbridge.registry.flow import commit_publish
 from weighbridge_testlib.hub import Fault, TestHub, serve
 from weighbridge_testlib.hub.killing import Killed, stored_twice
-from weighbridge_testlib.hub.rig import environ
+from weighbridge_testlib.hub.rig import environ, run
 from weighbridge_testlib.hub.store import Repo
+from weighbridge_testlib.yard import until
 
 NAME = "medical-sft"
 
@@ -73,3 +74,22 @@ def test_the_uploading_child_ends_with_its_parent(hub: TestHub, tmp_path: Path) 
     hub.wait(0.5)
     assert len(hub.seen) == before
     assert hub.count("commit") == 0
+
+
+COPIED = """
+import json, os, threading
+from weighbridge.registry.remotes.hub.child import copied
+child, gate = copied(), threading.Event()
+thread = threading.Thread(target=gate.wait)
+thread.start()
+print(json.dumps([child.pid, child.ended(), copied() is None]), flush=True)
+os._exit(0)  # as a command that is killed: nobody ends the child
+"""
+
+
+def test_the_copy_of_a_command_ends_with_it(hub: TestHub, tmp_path: Path) -> None:
+    """What `registry push` begins in order to upload ends by itself; a process with threads is never copied."""
+    pid, ended, refused = run(COPIED, environ(hub, tmp_path))
+    assert (ended, refused) == (False, True)
+    until(lambda: not Path(f"/proc/{pid}/cmdline").is_file() or not Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "it")
+    assert hub.seen == []

@@ -116,8 +116,8 @@ class CommitRemote(Remote, Protocol):
         """Return the writer that is kept under a key (the content being published), or begin one for so many bytes."""
         ...
 
-    def ready(self, size: int) -> None:
-        """Get ready to send so many bytes, of whatever name. For a command, while it has one thread still."""
+    def ready(self) -> None:
+        """Begin what will send, whatever it is. For a command that has just begun and has one thread."""
         ...
 
     def edit(self, name: str, change: Change) -> str:

@@ -1,7 +1,7 @@
-"""The process that uploads: a program of its own, or, while a command has one thread still, a copy of that command.
+"""The process that uploads: a program of its own, or a copy of a command that has just begun.
 
-The copy costs a tenth of the program, which has to load the library again. A process with several threads must not be
-copied, so the daemon starts the program.
+The copy loads the library while the command looks at the folder, on another core. A process with several threads must
+not be copied, so the daemon starts the program.
 """
 
 import os

@@ -289,7 +289,7 @@ class HubRemote:
         with self._lock:
             found = self._writers.get((name, key))
             if found is None:
-                if self._from_here(size):
+                if self._spare is None and size <= self._inline and self._preflight.known_transport() == "lfs":
                     found = LocalWriter(self.line, repo)
                 else:
                     spare, self._spare = self._spare, None
@@ -299,14 +299,10 @@ class HubRemote:
             found.begin()
         return found
 
-    def ready(self, size: int) -> None:
-        """Get ready to send so many bytes. For a command, while it has one thread still."""
+    def ready(self) -> None:
+        """Begin the child that sends what is sent next; it loads its part of the library meanwhile."""
         with self._lock:
-            if self._spare is None and not self._from_here(size):
-                self._spare = copied()
-
-    def _from_here(self, size: int) -> bool:
-        return size <= self._inline and self._preflight.known_transport() == "lfs"
+            self._spare = self._spare or copied()
 
     def edit(self, name: str, change: Change) -> str:
         """Make a commit of small files alone and return its id."""

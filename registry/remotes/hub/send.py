@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TextIO
 
 from huggingface_hub import HfApi, constants
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils import get_session, tqdm
 
 from weighbridge import __version__
 from weighbridge.registry import errors
@@ -79,6 +80,16 @@ def carry_out(sender: Sender, order: dict[str, Any]) -> dict[str, Any]:
     return {"commit": sender.commit(change)}
 
 
+def _warm_up() -> None:
+    """Load and open what an upload needs, while nobody has an order yet."""
+    patience = client.Patience()
+    client.install(patience._replace(answer=patience.commit))
+    get_session()
+    if not constants.HF_HUB_DISABLE_XET:
+        with suppress(ImportError):
+            importlib.import_module("hf_xet")
+
+
 def serve(orders: TextIO, out: TextIO) -> None:
     """Carry out orders until there are no more, then end the process."""
     lock = threading.Lock()
@@ -88,6 +99,7 @@ def serve(orders: TextIO, out: TextIO) -> None:
             out.write(json.dumps(line, default=str) + "\n")
             out.flush()
 
+    _warm_up()
     first = json.loads(orders.readline() or "null")
     if first is None:
         return  # nobody had anything to send
