@@ -38,7 +38,7 @@ from weighbridge.daemon.watch import Hints
 from weighbridge.daemon.workers import Workers
 from weighbridge.registry import errors
 from weighbridge.registry.flow import hub_base
-from weighbridge.registry.flow.allowance import check_code
+from weighbridge.registry.flow.allowance import QUARANTINE, check_code
 from weighbridge.registry.types import Owner
 
 STOP_WITHIN: Final = 8.0
@@ -403,7 +403,7 @@ def allow(store: JobStore, path: str, code: str, reason: str, *, who: str) -> di
     """Record that a finding is allowed under a path and try again what it blocked. Raises UsageError, DeniedError."""
     if not path.startswith("/") or not reason.strip():
         raise errors.UsageError("an allowance needs an absolute path and a reason", fix="registry allow --help")
-    check_code(code, also=("job-quarantined",))
+    check_code(code, also=QUARANTINE)
     path = os.path.normpath(path)
     with store.transaction():
         store.allow(path, code, reason, who)

@@ -316,11 +316,10 @@ def test_a_folder_of_somebody_else_becomes_no_registry(desk: Two) -> None:
     (other / ".hidden").write_text("x")
     (other / "film.mkv").write_text("x")
     adapter = lora_adapter(desk.folder / "adapter", seed=9)
-    begun: tuple[list[str | Path], ...] = (
-        ["mirror", NAME, "--to", other],
-        ["push", adapter, "--name", "another", "--remote", other],
-    )
-    for words in begun:
+    for words in (
+        ("mirror", NAME, "--to", str(other)),
+        ("push", str(adapter), "--name", "another", "--remote", str(other)),
+    ):
         said = desk.registry(*words)
         assert said.code == 2
         assert "film.mkv" in said.err

@@ -11,6 +11,7 @@ from weighbridge.registry import control
 from weighbridge.registry.cli import context, options
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.errors import NotFoundError
+from weighbridge.registry.flow.allowance import QUARANTINE, check_code
 
 
 @click.command("allow")
@@ -24,6 +25,7 @@ def allow(path: str, code: str, reason: str, config: str | None, out: Output) ->
 
     Findings about integrity (a short shard, a wrong hash) and secrets cannot be allowed. Asks the running daemon.
     """
+    check_code(code, also=QUARANTINE)
     settings = context.settings(config)
     whole = os.path.abspath(path)  # noqa: PTH100 - links stay: folders are watched under their names
     if not os.path.lexists(whole):

@@ -50,6 +50,8 @@ def diagnose(*, path: Path, error: str | None, base: str | None, ignore: tuple[s
         found = ask(path, text, base=base, ignore=ignore)
     except FileNotFoundError as gone:
         raise paths.absent(path) from gone
+    if found.artifact is None and not path.exists():
+        raise paths.absent(path)  # a link to nothing, under a name that is none of weights
     if out.as_json:
         out.json(plain(document(found)))
     else:

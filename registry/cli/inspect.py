@@ -42,6 +42,8 @@ def inspect(path: Path, ignore: tuple[str, ...], out: Output) -> int:
         found = look(path, ignore=ignore)
     except FileNotFoundError as error:
         raise paths.absent(path) from error
+    if not found.artifacts and not path.exists():
+        raise paths.absent(path)  # a link to nothing, under a name that is none of weights
     if out.fmt == "json":
         out.json(plain(values.document(found)))
     elif out.fmt == "jsonl":

@@ -1,8 +1,13 @@
 """Which findings people may allow: a word that is no code is answered with the code that was probably meant."""
 
+from typing import Final
+
 from weighbridge.config.nearest import nearest
 from weighbridge.registry import errors, findings
 from weighbridge.registry.refs import shown
+
+QUARANTINE: Final = ("job-quarantined",)
+"""What the daemon lifts besides: a job that failed again and again is tried once more."""
 
 
 def check_code(code: str, also: tuple[str, ...] = ()) -> None:
