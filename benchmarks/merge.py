@@ -40,7 +40,7 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 LAYER_BYTES = 2 * (4 * HIDDEN * HIDDEN + 3 * 4 * HIDDEN * HIDDEN)
 
 STREAM = """
-import json, resource, sys, time
+import json, re, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from weighbridge.adapters.merge import preview, stream
@@ -52,7 +52,8 @@ with stream.Files(plan) as files, ThreadPoolExecutor(3) as pool:
     look = stream.every(plan)
     list(pool.map(lambda f: stream.write(f, files, str(out / f.path), look, lambda _: None), plan.files))
 took = time.monotonic() - begun
-print(json.dumps({"seconds": took, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}))
+peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10  # ours since exec
+print(json.dumps({"seconds": took, "peak": peak}))
 """
 
 PEFT = """
@@ -132,7 +133,8 @@ def copied(base: Path, target: Path) -> float:
 def streamed(adapter: Path, base: Path, target: Path) -> Any:
     """Stream the weights in a process of its own; return its seconds and its peak memory."""
     command = [sys.executable, "-c", STREAM, str(adapter), str(base), str(target)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    alone = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # as the command's child is started
+    return json.loads(subprocess.run(command, env=alone, capture_output=True, text=True, check=True).stdout)
 
 
 def timed(command: list[str]) -> float:

@@ -125,16 +125,7 @@ def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out
     """Print where the result lies, and what was proven."""
     ref = f"{receipt.name}@v{receipt.n}" if receipt is not None else None
     if out.as_json:
-        document = _document(seen) | {
-            "dry_run": False,
-            "path": done.path,
-            "ref": ref,
-            "joined": done.joined or (receipt is not None and receipt.joined),
-            "facts": done.facts,
-            "findings": done.findings,
-            "files": [{"path": path, **file} for path, file in sorted(done.files.items())],
-            "seconds": round(seconds, 3),
-        }
+        document = _document(seen) | sides.told(done, receipt, seconds)
         out.json(plain(document))
         return
     proof = done.facts["proof"]

@@ -6,9 +6,10 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weighbridge.adapters import license  # noqa: A004 - the module is about licences
+from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.plan import Policy
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
@@ -140,3 +141,17 @@ def publish_made(
         opened.close()
     fresh.published(chosen, receipt, untold, out)
     return receipt
+
+
+def told(done: Merged, receipt: Receipt | None, seconds: float) -> dict[str, Any]:
+    """Return what is printed of something made: where it lies, its version, its files and what was proven."""
+    return {
+        "dry_run": False,
+        "path": done.path,
+        "ref": f"{receipt.name}@v{receipt.n}" if receipt is not None else None,
+        "joined": done.joined or (receipt is not None and receipt.joined),
+        "facts": done.facts,
+        "findings": done.findings,
+        "files": [{"path": path, **file} for path, file in sorted(done.files.items())],
+        "seconds": round(seconds, 3),
+    }
