@@ -365,7 +365,7 @@ def test_a_certificate_of_nobody(seaweed: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_allowed")
-@pytest.mark.parametrize("status", [200, 404, 405])
+@pytest.mark.parametrize("status", [200, 302, 404, 405])
 def test_an_endpoint_that_is_not_s3(site: ThreadingHTTPServer, status: int) -> None:
     """A web site at the endpoint is a fault of usage, whatever status it answers with."""
     site.status = status  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ CAUGHT: Final = (
     urllib3.exceptions.HTTPError,
     http.client.HTTPException,
     OSError,
+    RecursionError,
 )
 """Everything a request can raise that is not a fault of our own."""
 
@@ -155,6 +156,8 @@ CLASSES: Final[Mapping[type[BaseException], Rule]] = {
     urllib3.exceptions.HTTPError: Rule("lost", "the answer broke off", _AGAIN),
     http.client.HTTPException: Rule("lost", "the answer broke off", _AGAIN),
     OSError: Rule("lost", None, _AGAIN),
+    # The library follows a redirect by asking for the bucket's region, which is redirected, which it follows.
+    RecursionError: Rule("foreign", "it only points elsewhere, as a login page does", "correct the endpoint"),
     **dict.fromkeys(SENSELESS, Rule("lost", "its answer makes no sense", _AGAIN)),
 }
 """Class -> meaning; a class that is not here has that of its nearest ancestor."""
