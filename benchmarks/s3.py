@@ -38,6 +38,9 @@ SETS: Final = {"large": (1, 512 * MIB), "many": (8, 128 * MIB), "small": (500, 2
 BARS: Final = {"publish": {"large": 1.2, "many": 1.2, "small": 0.5}, "pull": {"large": 0.6, "many": 0.6, "small": 0.5}}
 """At most so many times the time of boto3's transfer manager."""
 
+TOOLS: Final = ("aws", "rclone", "s5cmd")
+"""Command lines that are compared where they are on the PATH; they are no dependencies."""
+
 MEMORY: Final = 200 * MIB
 NAME: Final = "bench"
 
@@ -89,14 +92,16 @@ WAYS: Final[dict[str, Callable[[str, str, Path], None]]] = {
 
 
 def child(way: str, endpoint: str, prefix: str, folder: Path) -> int:
-    """Carry out one way and print its seconds, CPU seconds and peak memory."""
+    """Carry out one way and print its seconds, CPU seconds (of both without the imports) and peak memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
     begun = time.monotonic()
     WAYS[way](endpoint, prefix, folder)
     seconds = time.monotonic() - begun
     used = resource.getrusage(resource.RUSAGE_SELF)
     status = Path("/proc/self/status").read_text()  # ru_maxrss is that of the parent at first
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
-    print(json.dumps([seconds, used.ru_utime + used.ru_stime, peak * 1024]))
+    cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    print(json.dumps([seconds, cpu, peak * 1024]))
     return 0
 
 
@@ -122,9 +127,9 @@ def transfer(server: Server, place: Path, kinds: list[str], rounds: int) -> int:
                     _same(source, target)
                     shutil.rmtree(target)
             for way, command in _commands(server, f"tool-{kind}-{turn}", source, place / "pulled").items():
-                begun = time.monotonic()
-                subprocess.run(command, check=True, capture_output=True, env=_environ(place))
-                found.setdefault(way, []).append([time.monotonic() - begun, 0.0, 0.0])
+                cost = measure.cost(command, env=_environ(place), cwd=place)
+                assert cost.code == 0, command
+                found.setdefault(way, []).append([cost.wall, cost.cpu, float(cost.peak)])
                 shutil.rmtree(place / "pulled", ignore_errors=True)
         shutil.rmtree(source)
         middle = {way: [statistics.median(column) for column in zip(*runs, strict=True)] for way, runs in found.items()}
@@ -139,7 +144,8 @@ def transfer(server: Server, place: Path, kinds: list[str], rounds: int) -> int:
             files=count,
             bytes=count * size,
             seconds={way: round(middle[way][0], 2) for way in middle},
-            cpu={way: round(middle[way][1], 2) for way in middle if middle[way][1]},
+            cpu={way: round(middle[way][1], 2) for way in middle},
+            absent=[tool for tool in TOOLS if shutil.which(tool) is None],
         )
     return worst
 
@@ -160,7 +166,7 @@ def _commands(server: Server, prefix: str, source: Path, target: Path) -> Mappin
     """Return the command lines of other tools, those that are installed."""
     found = {}
     there = f"{BUCKET}/{prefix}"
-    aws, rclone = shutil.which("aws"), shutil.which("rclone")
+    aws, rclone, s5cmd = (shutil.which(tool) for tool in TOOLS)
     if aws:
         base = [aws, "--endpoint-url", server.endpoint, "--region", "us-east-1", "s3", "cp", "--recursive", "--quiet"]
         found["aws-publish"] = [*base, str(source), f"s3://{there}"]
@@ -169,11 +175,15 @@ def _commands(server: Server, prefix: str, source: Path, target: Path) -> Mappin
         remote = f":s3,provider=Other,env_auth=true,force_path_style=true,endpoint='{server.endpoint}':{there}"
         found["rclone-publish"] = [rclone, "copy", str(source), remote]
         found["rclone-pull"] = [rclone, "copy", remote, str(target)]
+    if s5cmd:
+        base = [s5cmd, "--log", "error", "--endpoint-url", server.endpoint, "cp"]
+        found["s5cmd-publish"] = [*base, f"{source}/", f"s3://{there}/"]
+        found["s5cmd-pull"] = [*base, f"s3://{there}/*", f"{target}/"]
     return found
 
 
 def _environ(place: Path) -> dict[str, str]:
-    return {**os.environ, "HOME": str(place), "RCLONE_CONFIG": str(place / "rclone.conf")}
+    return {**os.environ, "HOME": str(place), "RCLONE_CONFIG": str(place / "rclone.conf"), "AWS_REGION": "us-east-1"}
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ changed (`sync_folder`), because otherwise the name is gone after a power loss t
 
 import ctypes
 import errno
+import functools
 import hashlib
 import os
 import stat
@@ -24,6 +25,9 @@ See = Callable[[bytes | bytearray], None]
 """Called with the bytes that were just moved; they are overwritten afterwards."""
 
 _KEEP_SIZE: Final = 1
+"""FALLOC_FL_KEEP_SIZE of fallocate(2)."""
+_BEGIN_WRITING: Final = 2
+"""SYNC_FILE_RANGE_WRITE of sync_file_range(2)."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 _LATER: Final = frozenset({errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.ETIMEDOUT})
@@ -105,13 +109,29 @@ def reserve(descriptor: int, start: int, size: int) -> None:
 
     A file that is filled in order is then in one piece, and a full disk is met before the first byte. Raises OSError.
     """
-    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    call = _system_call("fallocate")
     if call is None or size <= 0:
         return
     if call(descriptor, _KEEP_SIZE, ctypes.c_int64(start), ctypes.c_int64(size)) != 0:
         code = ctypes.get_errno()
         if code in _FULL:
             raise OSError(code, os.strerror(code))
+
+
+def begin_sync(descriptor: int, start: int, size: int) -> None:
+    """Have the system begin to write `size` bytes from `start` on to the disk; nothing where it cannot be asked for.
+
+    An fsync later finds little left to wait for, and it alone says whether the bytes are there.
+    """
+    call = _system_call("sync_file_range")
+    if call is not None and size > 0:
+        call(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _BEGIN_WRITING)
+
+
+@functools.cache
+def _system_call(name: str) -> Callable[..., int] | None:
+    """Return a call of the C library that Python lacks, None where the library lacks it as well."""
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None)
 
 
 def copy_hashing(

@@ -14,7 +14,7 @@ from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.memory import MemoryRemote
-from weighbridge.registry.remotes.protocol import Remote, Stat
+from weighbridge.registry.remotes.protocol import Chunk, Remote, Stat
 from weighbridge.registry.remotes.wrappers import Wrapper
 from weighbridge_testlib.shelf import Shelf, payload
 
@@ -29,7 +29,7 @@ class Cutting(Wrapper):
     after: int | None = None
     given = 0
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
         """Yield, count, break off."""
         for chunk in super().fetch(key, offset):
             if key == WEIGHTS:
@@ -151,7 +151,7 @@ class Counting(Wrapper):
         self.asked.append(("stat", key))
         return super().stat(key)
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
         """Count, and yield an object."""
         self.asked.append(("fetch", key))
         return super().fetch(key, offset)

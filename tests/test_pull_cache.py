@@ -11,6 +11,7 @@ from weighbridge.registry.flow.cache import Cache
 from weighbridge.registry.flow.pull import Pulled, pull
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.memory import MemoryRemote
+from weighbridge.registry.remotes.protocol import Chunk
 from weighbridge.registry.remotes.wrappers import Wrapper
 from weighbridge_testlib.shelf import Shelf, payload
 
@@ -25,7 +26,7 @@ class Counting(Wrapper):
 
     moved = 0
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
         """Yield and count."""
         for chunk in super().fetch(key, offset):
             self.moved += len(chunk)

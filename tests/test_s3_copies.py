@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from weighbridge.registry import layout
+from weighbridge.registry.remotes.protocol import Chunk
 from weighbridge.registry.remotes.s3.proofs import record_key
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import seaweed as servers
@@ -54,7 +55,7 @@ def test_a_copy_on_a_bucket_is_verified_without_reading(
     read: list[str] = []
     fetch = S3Remote.fetch
 
-    def noted(self: S3Remote, key: str, offset: int = 0) -> Iterator[bytes]:
+    def noted(self: S3Remote, key: str, offset: int = 0) -> Iterator[Chunk]:
         read.append(key)
         return fetch(self, key, offset)
 

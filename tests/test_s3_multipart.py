@@ -14,7 +14,7 @@ import pytest
 
 from weighbridge.registry import errors
 from weighbridge.registry.remotes.s3 import multipart, proofs
-from weighbridge.registry.remotes.s3.ranges import Budget, Reader
+from weighbridge.registry.remotes.s3.ranges import Budget, Buffers, Reader
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib import seaweed as servers
@@ -69,7 +69,7 @@ def test_the_server_proves_the_whole_file(seaweed: Server, tmp_path: Path, tls: 
     with source.open("rb") as stream:
         assert multipart.composite_of(stream.fileno(), PART) == (size, sha256, head["ChecksumSHA256"])
     assert head["Metadata"] == {multipart.PART_SIZE_KEY: str(PART)}
-    assert b"".join(remote.fetch(KEY)) == source.read_bytes()
+    assert b"".join(map(bytes, remote.fetch(KEY))) == source.read_bytes()
     assert unfinished(seaweed, f"proof-{tls}") == []
     remote.close()
 
@@ -173,7 +173,7 @@ def test_a_kill_with_parts_under_way_loses_only_those(seaweed: Server, tmp_path:
     remote = remote_at(seaweed, "killed-parallel")
     remote.upload(KEY, *given)
     assert remote.link.counts["upload_part"] == 6 - len(there)
-    assert b"".join(remote.fetch(KEY)) == given[0].read_bytes()
+    assert b"".join(map(bytes, remote.fetch(KEY))) == given[0].read_bytes()
     remote.close()
 
 
@@ -200,7 +200,7 @@ def test_parts_of_another_file_are_not_trusted(seaweed: Server, tmp_path: Path) 
     remote = remote_at(seaweed, "foreign-late")
     remote.upload(KEY, *given)
     assert remote.link.counts["upload_part"] == 2
-    assert b"".join(remote.fetch(KEY)) == body
+    assert b"".join(map(bytes, remote.fetch(KEY))) == body
     remote.close()
     leave(seaweed, "foreign-early", [b"x" * PART])
     remote = remote_at(seaweed, "foreign-early")
@@ -253,7 +253,7 @@ def test_of_two_files_for_one_key_the_later_is_told(seaweed: Server, tmp_path: P
 
     with pytest.raises(errors.ExistsError):
         Retrying(late, base=0.01).upload(KEY, *other, overtake)
-    assert b"".join(first.fetch(KEY)) == given[0].read_bytes()
+    assert b"".join(map(bytes, first.fetch(KEY))) == given[0].read_bytes()
     assert unfinished(seaweed, "race") == []
     for remote in (first, late):
         remote.close()
@@ -413,14 +413,13 @@ def test_windows_come_in_order(seaweed: Server, tmp_path: Path, allowed: int) ->
     source, size, _ = big(tmp_path / "f", 2)
     body = source.read_bytes()
     remote.upload(KEY, source, size, hashlib.sha256(body).hexdigest())
-    budget = Budget(allowed)
+    buffers = Buffers(allowed, 2 * MIB)
     with ThreadPoolExecutor(4) as pool:
         for offset in (0, 1, MIB, 3 * MIB + 7, size - 1, size, size + 5):
-            reader = Reader(remote.link, pool, budget, KEY, window=MIB)
-            chunks = list(reader.chunks(offset))
+            chunks = [bytes(chunk) for chunk in Reader(remote.link, pool, buffers, KEY).chunks(offset)]
             assert b"".join(chunks) == body[offset:]
             assert all(len(chunk) <= MIB for chunk in chunks)
-    assert budget._used == 0
+    assert (buffers._taken, buffers._free) == (0, [])
     remote.close()
 
 
@@ -428,12 +427,37 @@ def test_a_reader_that_stops_gives_everything_back(seaweed: Server, tmp_path: Pa
     """Whoever stops in the middle of a file holds no memory and no connection."""
     remote = remote_at(seaweed, "stopped")
     remote.upload(KEY, *big(tmp_path / "f", 3))
-    budget = Budget(64 * MIB)
+    buffers = Buffers(64 * MIB, MIB)
     with ThreadPoolExecutor(4) as pool:
-        chunks = Reader(remote.link, pool, budget, KEY, window=MIB).chunks(0)
+        chunks = Reader(remote.link, pool, buffers, KEY).chunks(0)
         next(chunks)
         chunks.close()  # type: ignore[attr-defined]
-    assert budget._used == 0
+    assert (buffers._taken, buffers._free) == (0, [])
+    remote.close()
+
+
+def test_a_chunk_that_is_kept_too_long_is_an_error(seaweed: Server, tmp_path: Path) -> None:
+    """The memory of a chunk is used again: whoever looks at it later gets an error and never other bytes.
+
+    One that is being written while its reader gives up stays as it is, and its memory is not used again.
+    """
+    remote = remote_at(seaweed, "kept-chunk")
+    remote.upload(KEY, *big(tmp_path / "f", 2))
+    buffers = Buffers(2 * MIB, MIB)
+    with ThreadPoolExecutor(1) as pool:
+        chunks = Reader(remote.link, pool, buffers, KEY).chunks(0)
+        kept = next(chunk for chunk in chunks if isinstance(chunk, memoryview))
+        next(chunks)
+        with pytest.raises(ValueError, match="released"):
+            bytes(kept)
+        held = next(chunk for chunk in chunks if isinstance(chunk, memoryview))
+        written = memoryview(held)
+        before = bytes(written)
+        next(chunks)
+        assert bytes(written) == before
+        assert all(spare is not written.obj for spare in buffers._free)
+        chunks.close()  # type: ignore[attr-defined]
+    assert (buffers._taken, buffers._free) == (0, [])
     remote.close()
 
 
@@ -442,7 +466,7 @@ def test_a_replaced_object_is_not_mixed(seaweed: Server, tmp_path: Path) -> None
     remote = remote_at(seaweed, "replaced")
     remote.upload(KEY, *big(tmp_path / "f", 2))
     with ThreadPoolExecutor(1) as pool:
-        chunks = Reader(remote.link, pool, Budget(1), KEY, window=MIB).chunks(0)
+        chunks = Reader(remote.link, pool, Buffers(1, MIB), KEY).chunks(0)
         next(chunks)
         seaweed.client().put_object(Bucket="registry", Key=f"replaced/{KEY}", Body=b"y" * (2 * PART))
         with pytest.raises(errors.IntegrityError, match="replaced"):

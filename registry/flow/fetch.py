@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from weighbridge.registry.flow.cache import Cache
 from weighbridge.registry.flow.decision import withdrawn
 from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import shown
-from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.remotes.protocol import Chunk, Remote
 from weighbridge.registry.types import FileEntry
 
 Progress = Callable[[str, int], None]
@@ -27,8 +26,8 @@ turned out to be wrong."""
 
 _LARGE: Final = 8 << 20
 """Bytes from which on a file is written beside the hashing."""
-_WRITES: Final = 4
-"""Chunks that wait for the disk; they are in memory."""
+_SYNC: Final = 8 << 20
+"""Bytes of a large file after which the disk begins to write them, so that little is left for the end."""
 _READ: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -153,15 +152,14 @@ def _receive(job: _Job, descriptor: int, entry: FileEntry, digest: "hashlib._Has
     if have == entry.size and have:
         return have
     try:
-        with _writing(descriptor, have, entry.size) as write:
+        with _taking(descriptor, digest, have, entry.size) as take:
             for chunk in job.remote.fetch(layout.version(job.name, job.n, entry.path), have):
                 if job.stop.is_set():
                     raise _Stopped
                 have += len(chunk)
                 if have > entry.size:
                     break
-                write(chunk)
-                digest.update(chunk)
+                take(chunk)
                 _report(job, entry, len(chunk))
     except MissingError as error:
         mark = once.look(job.remote, layout.withdrawn(job.name, job.n))
@@ -177,27 +175,38 @@ def _receive(job: _Job, descriptor: int, entry: FileEntry, digest: "hashlib._Has
 
 
 @contextmanager
-def _writing(descriptor: int, have: int, size: int) -> Iterator[Callable[[bytes], None]]:
-    """Give what appends chunks to a file, all of them written when this ends; of a large one beside the hashing.
+def _taking(descriptor: int, digest: "hashlib._Hash", have: int, size: int) -> Iterator[Callable[[Chunk], None]]:
+    """Give what appends a chunk to a file and hashes it, of a large file both at once; it is done when it returns.
 
-    A large file's room is reserved first. What is written is always a beginning of the file, so that a cut costs
-    nothing but what was not written yet. Raises OSError.
+    A large file's room is reserved first, and the disk begins to write while the rest arrives. What is written is
+    always a beginning of the file, so that a cut costs nothing but what was not written yet. Raises OSError.
     """
     if size - have < _LARGE:
-        yield lambda chunk: disk.write_all(descriptor, chunk)
+
+        def small(chunk: Chunk) -> None:
+            disk.write_all(descriptor, chunk)
+            digest.update(chunk)
+
+        yield small
         return
     disk.reserve(descriptor, have, size - have)
-    running: deque[Future[None]] = deque()
+    begun = written = have
     with ThreadPoolExecutor(1, thread_name_prefix="write") as pool:
 
-        def write(chunk: bytes) -> None:
-            while len(running) >= _WRITES or (running and running[0].done()):
-                running.popleft().result()
-            running.append(pool.submit(disk.write_all, descriptor, chunk))
+        def append(chunk: Chunk) -> None:
+            nonlocal begun, written
+            disk.write_all(descriptor, chunk)
+            written += len(chunk)
+            if written - begun >= _SYNC:
+                disk.begin_sync(descriptor, begun, written - begun)
+                begun = written
 
-        yield write
-        for one in running:
-            one.result()
+        def large(chunk: Chunk) -> None:
+            writing = pool.submit(append, chunk)
+            digest.update(chunk)
+            writing.result()
+
+        yield large
 
 
 def _report(job: _Job, entry: FileEntry, count: int) -> None:

@@ -13,6 +13,9 @@ from typing import Literal, NamedTuple, Protocol
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just moved."""
 
+Chunk = bytes | memoryview
+"""Bytes of an object on their way; what is kept longer is copied."""
+
 
 class Properties(NamedTuple):
     """What a remote can promise; the flow reads these, never the scheme."""
@@ -76,8 +79,11 @@ class Remote(Protocol):
         """Return a small object whole. Raises MissingError."""
         ...
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
-        """Yield the bytes of an object from `offset` on, in chunks of at most 1 MiB. Raises MissingError."""
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
+        """Yield the bytes of an object from `offset` on, in chunks of at most 1 MiB. Raises MissingError.
+
+        A chunk is valid until the next one is asked for: its memory is used again.
+        """
         ...
 
     def stat(self, key: str) -> Stat:

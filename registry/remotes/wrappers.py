@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
-from weighbridge.registry.remotes.protocol import Progress, Properties, Remote, Stat
+from weighbridge.registry.remotes.protocol import Chunk, Progress, Properties, Remote, Stat
 
 T = TypeVar("T")
 _AGAIN: Final = (errors.RetryableError, errors.OutcomeUnknownError)
@@ -48,7 +48,7 @@ class Wrapper:
         """Return a small object whole."""
         return self.inner.read(key)
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
         """Yield the bytes of an object from `offset` on."""
         yield from self.inner.fetch(key, offset)
 
@@ -126,7 +126,7 @@ class Retrying(Wrapper):
         """Return a small object whole."""
         return self._repeat(lambda: self.inner.read(key))
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
         """Yield the bytes of an object; a broken stream goes on where it stopped."""
         place = offset
         failed = 0
@@ -300,7 +300,7 @@ class RateLimited(Wrapper):
         self._moved(len(body))
         return body
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
         """Yield the bytes of an object within the limits."""
         self._ask()
         for chunk in super().fetch(key, offset):

@@ -28,13 +28,13 @@ from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk, errors, layout
 from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import check_key, shown
-from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
+from weighbridge.registry.remotes.protocol import Chunk, Progress, Properties, Stat
 from weighbridge.registry.remotes.s3 import multipart, proofs
 from weighbridge.registry.remotes.s3.client import Connection, Place, place_of
 from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
-from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Reader
+from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Buffers, Reader
 
 SINGLE: Final = 16 << 20
 """Files up to this size are sent in one request."""
@@ -70,9 +70,8 @@ class S3Remote:
         self.probe = Probe(self.link, record)
         self._single = single
         self._part = part
-        self._window = window
         self._sending = Budget(MEMORY)
-        self._reading = Budget(MEMORY)
+        self._reading = Buffers(MEMORY, window)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="s3")
         self._proofs = proofs.Proofs(None if record is None else record.with_suffix(".proofs"))
         self._alone = threading.Lock()
@@ -164,10 +163,13 @@ class S3Remote:
                 body.close()
         raise AssertionError
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
-        """Yield the bytes of an object from `offset` on, while the next ones are under way. Raises MissingError."""
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
+        """Yield the bytes of an object from `offset` on, while the next ones are under way. Raises MissingError.
+
+        A chunk is valid until the next one is asked for.
+        """
         check_key(key)
-        yield from Reader(self.link, self._pool, self._reading, key, window=self._window).chunks(offset)
+        yield from Reader(self.link, self._pool, self._reading, key).chunks(offset)
 
     def stat(self, key: str) -> Stat:
         """Return size, store time, and the sha256 that the server verified, where it did. Raises MissingError."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from weighbridge.registry import errors
-from weighbridge.registry.remotes.protocol import Progress, Remote, Stat
+from weighbridge.registry.remotes.protocol import Chunk, Progress, Remote, Stat
 from weighbridge.registry.remotes.wrappers import Wrapper
 
 T = TypeVar("T")
@@ -48,9 +48,9 @@ class Faulty(Wrapper):
         """Return an object, or fail."""
         return self._meet("read", key, lambda: self.inner.read(key))
 
-    def fetch(self, key: str, offset: int = 0) -> Iterator[bytes]:
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
         """Yield an object's bytes, or fail after the first chunk."""
-        chunks = list(self.inner.fetch(key, offset))
+        chunks = [bytes(chunk) for chunk in self.inner.fetch(key, offset)]
         yield from chunks[:1]
         self._meet("fetch", key, lambda: None)
         yield from chunks[1:]
