@@ -16,6 +16,7 @@ from weighbridge.adapters.merge import block
 from weighbridge.adapters.merge.block import Array, Room
 from weighbridge.adapters.merge.tally import Tally
 from weighbridge.adapters.merge.values import Origin, OutFile, Plan, Step
+from weighbridge.registry import disk
 
 Progress = Callable[[int], None]
 EVERY: Final = 16
@@ -25,6 +26,8 @@ SMALL: Final = 64 << 20
 """Bytes of touched tensors up to which a merge is small."""
 
 _FLOAT_BYTES: Final = 8
+_SYNC: Final = 8 << 20
+"""Bytes after which the disk begins to write them, so that little is left for the end."""
 
 
 class Written(NamedTuple):
@@ -104,6 +107,7 @@ class _Sink:
         self._progress = progress
         self.digest = hashlib.sha256()
         self.at = 0
+        self._begun = 0
 
     def put(self, data: Any) -> None:
         view = flat(data) if isinstance(data, np.ndarray) else memoryview(data)
@@ -112,6 +116,9 @@ class _Sink:
         while done < len(view):
             done += os.pwrite(self._descriptor, view[done:], self.at + done)
         self.at += len(view)
+        if self.at - self._begun >= _SYNC:
+            disk.begin_sync(self._descriptor, self._begun, self.at - self._begun)
+            self._begun = self.at
         self._progress(len(view))
 
 
