@@ -310,7 +310,7 @@ def test_a_damaged_home_names_the_copy_that_is_sound(desk: Two) -> None:
 
 
 def test_a_folder_of_somebody_else_becomes_no_registry(desk: Two) -> None:
-    """Among other files nothing is begun, by neither command; hidden ones and a registry that is there do not count."""
+    """Among other files nothing is begun, by neither command; hidden ones, and a registry, half begun or whole, do not count."""
     other = desk.folder / "downloads"
     other.mkdir()
     (other / ".hidden").write_text("x")
@@ -325,6 +325,8 @@ def test_a_folder_of_somebody_else_becomes_no_registry(desk: Two) -> None:
         assert "film.mkv" in said.err
         assert sorted(path.name for path in other.iterdir()) == [".hidden", "film.mkv"]
     (other / "film.mkv").unlink()
+    (other / "_wb" / "stage").mkdir(parents=True)  # of a command that was killed while it began the registry
+    (other / "_wb" / "stage" / "8d58b9df78d5032ba55438fe.part").write_text("{")
     desk.ok("mirror", NAME, "--to", other)
     (other / "film.mkv").write_text("x")
     desk.ok("mirror", NAME, "--to", other)

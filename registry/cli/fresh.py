@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import layout
@@ -163,13 +163,17 @@ def registry_of(chosen: RemoteSettings, remote: Remote, *, writer: str | None = 
         raise _gone(chosen, remote) from error
 
 
+_NOBODYS: Final = frozenset({"_wb", "lost+found"})
+"""What a new disk has, and what is left of a registry whose beginner was killed before it was one."""
+
+
 def _refuse_foreign(chosen: RemoteSettings) -> None:
     """Refuse to begin a registry among other files: whoever names such a folder has mostly named the wrong one."""
     root = folder_of(chosen.url)
     if root is None or context.known_registry(chosen) is not None:
         return
     try:
-        names = sorted(name for name in os.listdir(root) if not name.startswith(".") and name != "lost+found")  # noqa: PTH208
+        names = sorted(name for name in os.listdir(root) if not name.startswith(".") and name not in _NOBODYS)  # noqa: PTH208
     except OSError:
         return  # whoever opens it says why
     if names and layout.MARKER not in names:
