@@ -375,12 +375,14 @@ def test_an_endpoint_that_is_not_s3(site: ThreadingHTTPServer, status: int) -> N
 
 @pytest.mark.usefixtures("_allowed")
 def test_silence_is_bounded() -> None:
-    """A server that takes connections and says nothing is given up after the read timeout."""
+    """An endpoint that takes connections and never said anything is "unreachable" after the first timeout, at once."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}", "registry")
-        remote = S3Remote(server.place("x", read_timeout=0.3))
-        with pytest.raises(errors.RetryableError):
+        remote = S3Remote(server.place("x", first_timeout=0.2))
+        with pytest.raises(errors.UnreachableError) as caught:
             remote.read("a")
+        assert "no answer within 0.2 s" in f"{caught.value.why}"
+        assert remote.link.counts == {"get_object": 1}
         remote.close()

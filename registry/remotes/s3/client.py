@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import botocore.config
 import botocore.loaders
 import botocore.session
-from botocore.exceptions import ResponseStreamingError
+from botocore.exceptions import ReadTimeoutError, ResponseStreamingError
 from botocore.utils import determine_content_length
 
 from weighbridge.config.settings import RemoteSettings
@@ -31,6 +31,8 @@ CONNECT_TIMEOUT: Final = 4.0
 """Seconds until a wrong address is an error: a person waits for it."""
 READ_TIMEOUT: Final = 60.0
 """Seconds without a byte until an answer is lost."""
+FIRST_TIMEOUT: Final = 4.0
+"""Seconds without a byte until an endpoint that never answered anything counts as one where nobody is."""
 CONNECTIONS: Final = 32
 DOUBTS: Final = 2
 """Times that a strange refusal over plain http is asked for again."""
@@ -59,6 +61,7 @@ class Place(NamedTuple):
     one_writer: bool = False
     connect_timeout: float = CONNECT_TIMEOUT
     read_timeout: float = READ_TIMEOUT
+    first_timeout: float = FIRST_TIMEOUT
 
 
 def place_of(settings: RemoteSettings) -> Place:
@@ -138,6 +141,8 @@ class Connection:
         self.counts: Counter[str] = Counter()
         self.patience = 0.1
         self._client: Any = None
+        self._first: Any = None
+        self._answered = False
         self._lock = threading.Lock()
         self._date: tuple[float, float] | None = None
         self._proven = False
@@ -162,13 +167,19 @@ class Connection:
         while True:
             self.pace.wait()
             self.counts[operation] += 1
+            # A write may take its time, and whether it was carried out matters more than how soon that is known.
+            first = not self._answered and not write
             try:
-                answer = getattr(self.client(), operation)(**parameters)
+                answer = getattr(self._first_client() if first else self.client(), operation)(**parameters)
                 _complete(answer, needs)
             except (*CAUGHT, *SENSELESS) as error:
                 if isinstance(error, SENSELESS) and not is_senseless(error):
                     raise
-                self._note(getattr(error, "response", None))
+                told = getattr(error, "response", None)
+                self._answered = self._answered or told is not None
+                if first and isinstance(error, ReadTimeoutError):
+                    raise self._silent() from error
+                self._note(told)
                 found = translate(error, what, self.place.url, write=write)
                 if found.data.get("slow"):
                     self.pace.slow()
@@ -180,7 +191,7 @@ class Connection:
                 time.sleep(min(2.0, self.patience * 2**attempt) * (0.5 + random.random() / 2))  # noqa: S311 - jitter
                 attempt += 1
             else:
-                self._proven = True
+                self._proven = self._answered = True
                 self._note(answer)
                 self.pace.well()
                 return answer
@@ -193,6 +204,21 @@ class Connection:
         """
         strange = isinstance(found, errors.DeniedError | errors.UsageError) or found.data.get("kind") == "refused"
         return self._proven and strange and str(self.client().meta.endpoint_url).startswith("http:")
+
+    def _first_client(self) -> Any:
+        """Return the client that soon gives up; it is used until the endpoint answered anything at all."""
+        with self._lock:
+            if self._first is None:
+                self._first = self._connect({"read_timeout": self.place.first_timeout})
+            return self._first
+
+    def _silent(self) -> errors.UnreachableError:
+        return errors.UnreachableError(
+            f"{shown(self.place.url)} cannot be reached",
+            why=f"a connection came about, and no answer within {self.place.first_timeout:g} s",
+            fix="check the endpoint, its port and the proxy (HTTPS_PROXY), then repeat",
+            remote=self.place.url,
+        )
 
     def key(self, key: str) -> str:
         """Return where a key of the remote lies in the bucket."""
@@ -217,8 +243,9 @@ class Connection:
 
     def close(self) -> None:
         """Give the connections back."""
-        if self._client is not None:
-            self._client.close()
+        for client in (self._client, self._first):
+            if client is not None:
+                client.close()
 
     def _connect(self, changes: dict[str, Any]) -> Any:
         place = self.place
@@ -232,7 +259,7 @@ class Connection:
                 retries={"total_max_attempts": 1, "mode": "standard"},
                 s3={"addressing_style": _style(place, session)},
                 connect_timeout=place.connect_timeout,
-                read_timeout=place.read_timeout,
+                read_timeout=changes.get("read_timeout", place.read_timeout),
                 max_pool_connections=CONNECTIONS,
                 tcp_keepalive=True,
                 user_agent_extra="weighbridge",

@@ -308,10 +308,15 @@ def _from_answer(error: boto.ClientError, what: str, place: str, *, write: bool)
     rule = CODES.get(code) or _by_status(code, status, write=write, silent=silent)
     why = rule.why or (f"{said.rstrip('.')} ({code})" if said and said != code else f"the store answers {code}")
     data = {"s3_code": code, "status": status}
-    after = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    after = headers.get("retry-after", "")
     if str(after).isdecimal():
         data["retry_after"] = int(after)
-    return _make(rule.kind, what, shown(why), rule.fix, place, write=write, data=data)
+    fix = rule.fix
+    region = str(headers.get("x-amz-bucket-region") or answer.get("Error", {}).get("Region") or "")
+    if fix == _REGION and region:
+        fix = f'write the bucket\'s region into this remote: region = "{shown(region)}"'
+    return _make(rule.kind, what, shown(why), fix, place, write=write, data=data)
 
 
 def _by_status(code: str, status: int, *, write: bool, silent: bool) -> Rule:

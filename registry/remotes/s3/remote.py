@@ -438,15 +438,13 @@ def _parts_of(head: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _refuse_page(answer: Mapping[str, Any], url: str) -> None:
-    """Refuse a page for people: whatever answers with one is no S3."""
+    """Refuse what no S3 answers a GET with: neither an ETag nor any header of S3's own."""
     headers = answer["ResponseMetadata"]["HTTPHeaders"]
-    if str(headers.get("content-type", "")).startswith("text/html") and not any(
-        h.startswith("x-amz-") for h in headers
-    ):
+    if not any(header == "etag" or header.startswith("x-amz-") for header in headers):
         answer["Body"].close()
         raise errors.UsageError(
             f"{shown(url)} cannot be used as it is set up",
-            why="what answers there is a web site, not S3",
+            why="what answers there is not S3: it gives neither an ETag nor any x-amz- header",
             fix="correct the endpoint of this remote",
             remote=url,
         )
