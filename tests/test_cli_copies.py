@@ -310,7 +310,7 @@ def test_a_damaged_home_names_the_copy_that_is_sound(desk: Two) -> None:
 
 
 def test_a_folder_of_somebody_else_becomes_no_registry(desk: Two) -> None:
-    """Among other files nothing is begun, by neither command; hidden ones, and a registry, half begun or whole, do not count."""
+    """Among other files nothing is begun, by no command; hidden ones and a registry, half begun or whole, are fine."""
     other = desk.folder / "downloads"
     other.mkdir()
     (other / ".hidden").write_text("x")

@@ -178,6 +178,7 @@ class Connection:
                 told = getattr(error, "response", None)
                 self._answered = self._answered or told is not None
                 if first and isinstance(error, ReadTimeoutError):
+                    self._answered = True  # a person was told soon; a daemon's next try may take its time
                     raise self._silent() from error
                 self._note(told)
                 found = translate(error, what, self.place.url, write=write)
