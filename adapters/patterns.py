@@ -52,6 +52,8 @@ class Pattern:
         self._entry = -1
         self._next: dict[tuple[frozenset[int], str], frozenset[int]] = {}
         self._left = _WORK
+        self._start: frozenset[int] | None = None
+        self._ends: dict[frozenset[int], bool] = {}
         if self.problem is None and len(text) <= LENGTH:
             try:
                 reader = _Parser(text, self._states)
@@ -70,7 +72,9 @@ class Pattern:
             return None
         if self._entry < 0:
             return re.fullmatch(self.text, name) is not None
-        held = self._closure([self._entry], first=True)
+        if self._start is None:
+            self._start = self._closure([self._entry], first=True)
+        held = self._start
         for letter in name:
             if not held or self._left < 0:
                 break
@@ -82,7 +86,11 @@ class Pattern:
             held = self._next[key]
         if self._left < 0:
             return None
-        return bool(held) and 0 in self._closure(held, first=not name, last=True)
+        if not name:
+            return 0 in self._closure(held, first=True, last=True)
+        if held not in self._ends:
+            self._ends[held] = 0 in self._closure(held, last=True)
+        return self._ends[held]
 
     def _closure(self, start: Iterable[int], *, first: bool = False, last: bool = False) -> frozenset[int]:
         """Return all states that are reached without a letter."""
@@ -190,7 +198,7 @@ class _Parser:
 
     def _repeated(self, one: tuple[object, ...]) -> tuple[object, ...]:
         match = _QUANTIFIER.match(self._text, self._at)
-        if match is None or match.group() in {"{}", "{,}"}:
+        if match is None or match.group() == "{}":
             return one
         mark = match.group()[0]
         low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(mark, (int(match["low"] or 0), None))

@@ -81,9 +81,17 @@ def _merges(merges: MergeStore) -> Iterator[errors.WeighbridgeError]:
 
 
 def _deliveries(store: JobStore, homes: Homes) -> Iterator[errors.WeighbridgeError]:
-    """Tell what is published and not yet on a mirror: a mirror that gives no answer, or one that waits its turn."""
-    for row in store.deliveries("state IN ('pending', 'waiting')"):
+    """Tell what is published and not yet on a mirror: refused there, without an answer, or waiting its turn."""
+    for row in store.deliveries("state IN ('pending', 'waiting', 'blocked', 'diverged')"):
         ref, mirror = f"{row['name']}@v{row['n']}", str(row["remote"])
+        if row["state"] in {"blocked", "diverged"}:
+            refused = errors.RefusedError if row["state"] == "blocked" else errors.DivergedError
+            yield refused(
+                f"{ref} is published on {row['home']}, and its copy on {mirror} is {row['state']}",
+                why=row["reason"],
+                fix=f"registry mirror {ref} --to {mirror} says what is in the way",
+            )
+            continue
         health = homes.health.get(mirror)
         away = health is not None and isinstance(health.error, errors.UnreachableError)
         kind = errors.UnreachableError if away else errors.NotFinishedError

@@ -397,3 +397,15 @@ def test_21_a_version_is_never_skipped_because_another_is_on_its_way(hub: TestHu
         thread.join()
     assert sorted(landed) == [1, 2, 3]
     ann.close()
+
+
+def test_an_answer_that_no_hub_gives_is_told(hub: TestHub, tmp_path: Path) -> None:
+    """What a proxy says in the Hub's place is no bug: it is asked again, then told, and nothing is published."""
+    ann = remote(hub, tmp_path / "ann")
+    hub.faults.add(Fault("info", status=200, times=99))
+    with pytest.raises(errors.RetryableError) as caught:
+        publish(ann, tmp_path / "run")
+    assert "no answer of a Hub" in (caught.value.why or "")
+    hub.faults.clear()
+    assert publish(ann, tmp_path / "again").n == 1
+    ann.close()

@@ -143,3 +143,21 @@ def test_patterns_made_to_run_for_ever_end(text: str) -> None:
     """What makes a backtracking matcher run for longer than a life is answered."""
     ours = Pattern(text)
     assert [ours.matches("a" * 90 + str(i)) for i in range(20)] == [False] * 20
+
+
+def test_a_pattern_is_not_worn_out_by_use() -> None:
+    """What was worked out once costs nothing again, however many names of however many adapters are held against it."""
+    text = r"model\.layers\.[0-9]{1,2}\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+    one = Pattern(text)
+    names = [f"model.layers.{n}.self_attn.{part}_proj" for n in range(40) for part in "qkvox"]
+    for _ in range(400):
+        assert {one.matches(name) for name in names} == {True, False}
+    assert one.matches("model.layers.7.mlp.up_proj") is True
+
+
+@pytest.mark.parametrize("text", ["a{,}b", "a{}", "(ab){,}", "a{,2}b", "a{1,}"])
+def test_braces_are_read_as_python_reads_them(text: str) -> None:
+    """Bounds that are left out are bounds, and empty braces are letters."""
+    one = Pattern(text)
+    for name in ("", "a", "b", "ab", "aab", "aaab", "abab", "a{}", "a{,}b"):
+        assert one.matches(name) is (re.fullmatch(text, name) is not None)

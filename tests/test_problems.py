@@ -62,6 +62,23 @@ def test_everything_that_stands_in_the_way_is_listed(tmp_path: Path) -> None:
     bench.catalog.close()
 
 
+@pytest.mark.parametrize(("state", "code"), [("blocked", 5), ("diverged", 7)])
+def test_a_copy_that_was_refused_is_no_success(tmp_path: Path, state: str, code: int) -> None:
+    """What a mirror refuses, or holds otherwise, is told, and ends as any refusal or conflict."""
+    bench = MergeBench(tmp_path)
+    bench.publish(bench.adapter(5))
+    for merge in bench.merges.merges():
+        bench.merges.advance(merge, "done")
+    bench.store.deliver("copy", "team", "team-run-1", 1)
+    bench.store.delivered("copy", "team-run-1", 1, state=state, reason="it cannot be")
+    folders = watched(bench)
+    folders.step()
+    (one,) = told(bench, folders)
+    assert (one.exit_code, one.why) == (code, "it cannot be")
+    assert REF in one.what
+    bench.catalog.close()
+
+
 @pytest.mark.parametrize("away", [True, False])
 def test_a_copy_that_waits_has_a_code_of_its_own(tmp_path: Path, away: bool) -> None:
     """A mirror that gives no answer ends 6, one whose turn has not come 8."""

@@ -60,7 +60,7 @@ def cast(
     """
     begun = time.monotonic()
     keep = sorted({word.strip() for word in (keep_fp32 or "").split(",") if word.strip()})
-    with sides.scratch(["cast", model, remote or ""]) as scratch:
+    with sides.scratch(["cast", model, remote or "", dtype, *keep, "as", name or ""]) as scratch:
         side = sides.find(model, scratch, remote, config, out)
         wanted = name or side.name
         if target is None and wanted is None and not dry_run:

@@ -82,7 +82,12 @@ def merge(
     it ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not finished.
     """
     begun = time.monotonic()
-    with _sides([adapter, *others], base, remote, config, out) as (found, under, scratch):
+    shape = ["as", dtype or "", str(unchanged), name or ""]
+    with _sides([adapter, *others], base, shape=shape, remote=remote, config=config, out=out) as (
+        found,
+        under,
+        scratch,
+    ):
         wanted = name or found[0].name
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
@@ -109,10 +114,13 @@ def merge(
 
 @contextmanager
 def _sides(
-    adapters: list[str], base: str, remote: str | None, config: str | None, out: Output
+    adapters: list[str], base: str, *, shape: list[str], remote: str | None, config: str | None, out: Output
 ) -> Iterator[tuple[list[Side], Side, Callable[[], Path]]]:
-    """Find both sides of a merge; what has to be fetched lies in a scratch folder until the command has succeeded."""
-    with sides.scratch([*adapters, base, remote or ""]) as scratch:
+    """Find both sides of a merge; what has to be fetched lies in a scratch folder until the command has succeeded.
+
+    `shape` is what else decides the result, so that two merges of the same sides do not share a folder.
+    """
+    with sides.scratch([*adapters, base, remote or "", *shape]) as scratch:
         found = [sides.find(text, scratch, remote, config, out) for text in adapters]
         yield found, sides.find(base, scratch, remote, config, out, hub=True), scratch
 

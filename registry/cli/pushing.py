@@ -176,6 +176,8 @@ def judge(
 
 def _wanted(artifacts: Sequence[Artifact], path: Path, ema: str) -> list[Artifact]:
     """Return what `--ema` leaves of the artifacts, as a watch rule's `ema` does. Raises RefusedError for none."""
+    if ema == "keep":
+        return list(artifacts)
     kept: list[Artifact] = []
     why: list[str] = []
     better: str | None = None

@@ -110,10 +110,22 @@ def copied() -> Child | None:
     """Copy this process; None where it has several threads."""
     if threading.active_count() > 1:
         return None
-    noise, parent = _noise(), os.getpid()
-    to_read, orders = os.pipe()
-    answers, to_write = os.pipe()
-    pid = os.fork()
+    parent = os.getpid()
+    try:
+        noise = _noise()
+    except OSError:
+        return None  # it only saves time
+    opened: list[int] = []
+    try:
+        opened += os.pipe()
+        opened += os.pipe()
+        pid = os.fork()
+    except OSError:
+        noise.close()
+        for descriptor in opened:
+            os.close(descriptor)
+        return None
+    to_read, orders, answers, to_write = opened
     if pid == 0:
         try:
             os.close(orders)

@@ -140,14 +140,38 @@ class Line:
         hf_raise_for_status(answer)
         return answer
 
+    def json(
+        self, what: str, send: Callable[[], httpx2.Response], shape: Callable[[Any], T], *, writes: bool = False
+    ) -> T:
+        """Carry out a request and return what `shape` takes out of its JSON; anything else is no answer of a Hub."""
+
+        def shaped() -> T:
+            answer = send()
+            try:
+                return shape(answer.json())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                kind = errors.OutcomeUnknownError if writes else errors.RetryableError
+                raise kind(
+                    what,
+                    why=f"{self.host} answered with what is no answer of a Hub",
+                    fix="look at what stands between here and there (a proxy, a login page), then repeat",
+                ) from error
+
+        return self.ask(what, shaped, writes=writes)
+
     def pages(self, what: str, path: str, params: Mapping[str, Any] | None = None) -> Iterator[Any]:
         """Yield the rows of a list that comes in pages; each page is asked for as `ask` does."""
         following: str | None = path
         while following is not None:
-            answer = self.ask(what, functools.partial(self.call, "GET", following, params=params))
-            yield from answer.json()
-            after = answer.links.get("next", {}).get("url")
+            answers: list[httpx2.Response] = []
+            send = functools.partial(self._kept, answers, following, params)
+            yield from self.json(what, send, _rows)
+            after = answers[-1].links.get("next", {}).get("url")
             following, params = (after.removeprefix(self.endpoint) if after else None), None  # the address has them
+
+    def _kept(self, answers: list[httpx2.Response], path: str, params: Mapping[str, Any] | None) -> httpx2.Response:
+        answers.append(self.call("GET", path, params=params))
+        return answers[-1]
 
     def now(self) -> float:
         """Return the Hub's clock in seconds since 1970, by its last answer to whatever was asked."""
@@ -248,3 +272,10 @@ def _refuse_to_wait(answer: httpx2.Response) -> None:
     if answer.status_code == 429:
         answer.read()
         hf_raise_for_status(answer)
+
+
+def _rows(found: Any) -> list[dict[str, Any]]:
+    """Return the rows of a page. Raises TypeError for anything else."""
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise TypeError
+    return found

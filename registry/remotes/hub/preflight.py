@@ -52,9 +52,9 @@ class Preflight:
             )
         found: dict[str, Any] | None = self._recall("whoami")
         if found is None:
-            found = self._line.ask(
-                "cannot ask who the token belongs to", lambda: self._line.call("GET", "/api/whoami-v2")
-            ).json()
+            found = self._line.json(
+                "cannot ask who the token belongs to", lambda: self._line.call("GET", "/api/whoami-v2"), dict
+            )
             self._keep("whoami", found)
         access = found.get("auth", {}).get("accessToken", {})
         return str(access.get("role", "unknown"))

@@ -4,8 +4,8 @@ import base64
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -20,6 +20,9 @@ PATHS: Final = 500
 """Paths of one paths-info request; the Hub takes up to 1000."""
 
 _NUMBER: Final = re.compile(r"v([1-9][0-9]{0,7})")
+
+
+T = TypeVar("T")
 
 
 class Refs(NamedTuple):
@@ -74,14 +77,15 @@ class Repositories:
         """
         repo = self.id(name)
         try:
-            found = self._ask(f"cannot look at {repo}", "GET", repo).json()
+            there, commit = self._json(
+                f"cannot look at {repo}", "GET", repo, lambda found: (str(found["id"]), found.get("sha"))
+            )
         except errors.MissingError:
             raise
         except errors.NotFoundError:
             if self._called.pop(name, None) is not None:
                 return self.head(name)  # what it was called is gone: it may have its old name back
             return None
-        there, commit = str(found["id"]), found.get("sha")
         if there != repo:
             self._redirected(name, repo, there)
         if not commit:
@@ -109,9 +113,7 @@ class Repositories:
     def refs(self, name: str) -> Refs:
         """Return the branches and tags of a repository."""
         repo = self.id(name)
-        found = self._ask(f"cannot list the tags of {repo}", "GET", f"{repo}/refs").json()
-        branches, tags = ({ref["name"]: ref["targetCommit"] for ref in found[kind]} for kind in ("branches", "tags"))
-        return Refs(branches, tags)
+        return self._json(f"cannot list the tags of {repo}", "GET", f"{repo}/refs", _refs)
 
     def tree(self, name: str, commit: str) -> list[Held]:
         """Return every file of a commit."""
@@ -126,13 +128,13 @@ class Repositories:
         found: dict[str, Held] = {}
         for start in range(0, len(paths), PATHS):
             some = list(paths[start : start + PATHS])
-            rows = self._ask(
+            found |= self._json(
                 f"cannot look at files of {repo}",
                 "POST",
                 f"{repo}/paths-info/{quote(commit, safe='')}",
+                lambda rows: {row["path"]: held(row) for row in rows if row["type"] == "file"},
                 data={"paths": some, "expand": "false"},
-            ).json()
-            found |= {row["path"]: held(row) for row in rows if row["type"] == "file"}
+            )
         return found
 
     def history(self, name: str, revision: str) -> Iterator[Past]:
@@ -191,7 +193,7 @@ class Repositories:
             more={"Content-Type": "application/x-ndjson"},
             timeout=self.line.patience.commit,
         )
-        return str(self.line.ask(f"cannot commit to {repo}", send, writes=True).json()["commitOid"])
+        return self.line.json(f"cannot commit to {repo}", send, lambda found: str(found["commitOid"]), writes=True)
 
     def tag(self, name: str, tag: str, commit: str) -> None:
         """Give a commit a tag. Raises ExistsError when it is there, wherever it stands."""
@@ -223,10 +225,19 @@ class Repositories:
         except errors.NotFoundError:
             return
 
+    def _json(self, what: str, method: str, path: str, shape: Callable[[Any], T], **given: Any) -> T:
+        """Read something of the models' interface."""
+        return self.line.json(what, functools.partial(self.line.call, method, f"/api/models/{path}", **given), shape)
+
     def _ask(self, what: str, method: str, path: str, *, writes: bool = False, **given: Any) -> httpx2.Response:
         """Ask something of the models' interface."""
         send = functools.partial(self.line.call, method, f"/api/models/{path}", **given)
         return self.line.ask(what, send, writes=writes)
+
+
+def _refs(found: Any) -> Refs:
+    branches, tags = ({ref["name"]: ref["targetCommit"] for ref in found[kind]} for kind in ("branches", "tags"))
+    return Refs(branches, tags)
 
 
 def held(row: dict[str, Any]) -> Held:

@@ -321,8 +321,12 @@ class S3Remote:
     def _keep(self, key: str, sent: multipart.Sent) -> None:
         """Keep what was proven of a file in parts; that it cannot be said to others now is no reason to fail."""
         self._proofs.keep(self.link.key(key), sent)
-        with suppress(errors.ConflictError, errors.UnreachableError, errors.DeniedError, errors.StorageFullError):
+        try:
             self.create(proofs.record_key(key), proofs.record(sent))
+        except errors.SplitWritersError:
+            raise
+        except errors.WeighbridgeError:
+            return
 
     def _read_back(self, key: str, size: int, sha256: str) -> None:
         """Compare what the server holds with what was sent, by its checksum, else by reading it."""
