@@ -36,6 +36,8 @@ class Proof(NamedTuple):
 
     evidence: Evidence | None
     tried: tuple[str, ...] = ()
+    silent: bool = False
+    """Whether a Hub that was asked gave no answer, so that the next look may prove it."""
 
 
 def prove(named: str, *, caches: Sequence[Path] = (), ask: Models | None = None) -> Proof:
@@ -50,11 +52,13 @@ def prove(named: str, *, caches: Sequence[Path] = (), ask: Models | None = None)
     if not held.weights:
         return Proof(None, ("its folder holds no weights",))
     tried: list[str] = []
+    silent = False
     names = list(dict.fromkeys([*_named_in(folder), *_neighbours(held, caches)]))[:_CANDIDATES]
     for name in names:
         for seen, where in _look(name, held, caches, ask):
             if isinstance(seen, ModelUnseen):
                 tried.append(f"{name}: {seen.why}")
+                silent = silent or (ask is not None and not seen.absent)
                 continue
             fault = _difference(held, seen)
             if fault is None:
@@ -63,17 +67,18 @@ def prove(named: str, *, caches: Sequence[Path] = (), ask: Models | None = None)
                 why = f"{files} the sha256 of {seen.id} at {seen.commit[:12]}, {where}"
                 return Proof(Evidence(seen.id, why, seen.commit))
             tried.append(f"{name}, {where}: {fault}")
-    return Proof(None, tuple(tried) or ("nothing in its folder names a model of the Hub",))
+    return Proof(None, tuple(tried) or ("nothing in its folder names a model of the Hub",), silent)
 
 
-def unproven(named: str, subject: str, tried: Sequence[str]) -> Finding:
+def unproven(named: str, subject: str, proof: Proof) -> Finding:
     """Return the finding that nobody knows which model a local base is, and what was tried."""
     return finding(
         "base-unproven",
         subject,
-        f"which model of the Hub the base {shown(named)} is, is unknown: {shown('; '.join(tried))}",
+        f"which model of the Hub the base {shown(named)} is, is unknown: {shown('; '.join(proof.tried))}",
         "name it in weighbridge.yaml: base: owner/model",
         local_paths=[named],
+        silent=proof.silent,
     )
 
 

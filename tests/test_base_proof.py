@@ -208,6 +208,8 @@ def test_an_unproven_base_blocks_with_what_was_tried(tmp_path: Path) -> None:
         take(run, ask=answering(seen(other)))
     assert "acme/base, on the Hub: its model-00001-of-00002.safetensors has another sha256" in (caught.value.why or "")
     assert "weighbridge.yaml" in (caught.value.fix or "")
+    with pytest.raises(errors.UnreachableError, match="yet"):
+        take(run, ask=lambda *_: ModelUnseen("no connection"))  # a silence refuses nothing
     kept = take(run, Policy(), ask=answering(seen(other)))
     assert {"base-unproven", "base-local-path"} <= codes(kept)
     assert kept.facts.base.id is None

@@ -141,7 +141,7 @@ def judge(
     run_root = root.parent if layout.step_of(root.name) is not None else root
     note = sidecar.read(root)
     note = note if note.present else sidecar.read(run_root)
-    artifact = _one(_wanted(found.artifacts, path, ema), path, kind, found.findings)
+    artifact = _one(_wanted(found.artifacts, path.absolute(), ema), path, kind, found.findings)
     kept = [f for f in artifact.findings if f.code not in _AT_REST]
     artifact = msgspec.structs.replace(artifact, findings=kept)
     wanted = name or note.name

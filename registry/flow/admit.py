@@ -97,8 +97,9 @@ def admit(
 
     `extra` are findings of the caller; `caches` and `lookup` may tell a base's licence, `caches` and `ask` which model
     of the Hub a base is, and who may use it. Who publishes nothing asks without `hashed`: then no weights are read for
-    the digests that a version's facts hold. Raises NotFinishedError when a finding says wait, RefusedError when one
-    blocks (`data["findings"]` holds them), OSError when the folder is gone.
+    the digests that a version's facts hold. Raises NotFinishedError when a finding says wait, UnreachableError when
+    only a Hub that is silent could tell which model a local base is, RefusedError when a finding blocks
+    (`data["findings"]` holds them), OSError when the folder is gone.
     """
     note = sidecar or Sidecar()
     root = Path(artifact.root)
@@ -336,6 +337,13 @@ def _gate(artifact: Artifact, name: str, told: Sequence[Finding]) -> None:
         unproven = next((f for f in told if f.code == "base-unproven"), None)
         if unproven is not None and blocks[0].code in _PRIVATE:
             why, fix = f"{why}; {unproven.message}", unproven.fix
+            if unproven.data.get("silent") and all(f.code in _PRIVATE for f in blocks):
+                raise errors.UnreachableError(
+                    f"{where} cannot be published as {name} yet",
+                    why=why,
+                    fix="repeat it when the Hub answers",
+                    findings=blocks,
+                )
         raise errors.RefusedError(f"{where} cannot be published as {name}", why=why, fix=fix, findings=blocks)
     if waits:
         raise errors.NotFinishedError(
@@ -377,7 +385,7 @@ def _base(
     proof = prove_base.prove(written, caches=caches, ask=ask)
     if proof.evidence is None:
         subject = _within(artifact.config or ".", artifact.relative)
-        return base, None, [prove_base.unproven(written, subject, proof.tried)]
+        return base, None, [prove_base.unproven(written, subject, proof)]
     found = proof.evidence
     return msgspec.structs.replace(base, id=found.value, revision=found.revision, evidence=found.why), found, []
 
