@@ -19,7 +19,7 @@ from weighbridge.daemon.intake import Intake, Judged
 from weighbridge.daemon.jobstore import Job, JobStore
 from weighbridge.daemon.lock import StateLock
 from weighbridge.daemon.scan import Tree
-from weighbridge.registry import errors
+from weighbridge.registry import disk, errors
 from weighbridge.registry.catalog import Catalog
 
 
@@ -95,6 +95,9 @@ def _published(intake: Intake, job: Job, judged: Judged | None, rule: WatchRule)
         admission = intake.admit(judged._replace(job=job), rule, hashed=False)
     except errors.WeighbridgeError as error:
         return _row(job, error.why or error.what)
+    except OSError as error:  # the folder moved on meanwhile, or a file of it cannot be read
+        told = disk.translate(error, f"{job.path} cannot be read")
+        return _row(job, told.why or told.what)
     files = [{"path": f.path, "size": admission.size_of(f), "role": f.role} for f in admission.files]
     warnings = [f for f in admission.findings if f.severity == "warn"]
     return _row(job, None) | {

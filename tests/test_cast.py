@@ -164,6 +164,16 @@ def test_a_folder_is_cast_into_a_folder(desk: Desk) -> None:
     assert desk.registry("cast", "model", "--dtype", "fp16").code == 2
 
 
+@pytest.mark.parametrize("place", ["model", "model/sub", "."])
+def test_a_result_never_lies_in_its_source(desk: Desk, place: str) -> None:
+    """Neither the source itself, nor a folder in it, nor one around it is taken; the fix names none to remove."""
+    before = sorted(desk.folder.rglob("*"))
+    said = desk.registry("cast", "model", "--dtype", "fp32", "--to", desk.folder / place)
+    assert said.code == 2
+    assert "remove" not in said.err
+    assert sorted(desk.folder.rglob("*")) == before
+
+
 def test_a_cast_that_was_cut_goes_on_with_what_was_finished(tmp_path: Path) -> None:
     """Files that the journal lists are kept, the others written again, and the bytes are those of the first time."""
     base = builders.llama_model(tmp_path / "base", shards=3)

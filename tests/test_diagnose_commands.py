@@ -18,7 +18,7 @@ from weighbridge.adapters.inspect import inspect
 from weighbridge.registry.cli.group import registry
 from weighbridge.registry.cli.main import main
 from weighbridge_testlib import builders, ranks
-from weighbridge_testlib.ailments import AILMENTS, Asked, Dice
+from weighbridge_testlib.ailments import AILMENTS, Asked, Dice, making
 
 NOWHERE = {"HOME": "/nonexistent"}
 KNOWN = {"git", "rsync", "mv", "cp", "rm", "pip", "hf", "vllm", "trtexec", "diff", "grep", "python", "cat", "mkdir"}
@@ -70,7 +70,7 @@ def carried_out(cause: Cause) -> None:
 MENDED = (
     "names-prefixed", "names-in-text",
     "adapter-keys-odd", "index-wrong", "vocabulary-differs", "rank-differs", "format-mark",
-    "quantization-left", "sampling-conflict", "base-in-adapter", "config-of-another", "layers-differ",
+    "quantization-left", "sampling-conflict", "base-in-adapter", "config-of-another",
     "weights-pickled", "zero-only", "distributed-only", "read-whole", "dtype-differs", "class-of-a-package",
 )  # fmt: skip
 """Rules whose commands need no word of the reader's."""
@@ -99,6 +99,22 @@ def test_the_commands_mend(tmp_path: Path, name: str, seed: int, capsys: pytest.
     # A lone torch file or rank files never had a config beside them that could have come along.
     alone = {"config-missing"} if name in BARE else set()
     assert {f.code for f in inspect(mended).findings if f.severity == "block"} <= alone
+
+
+@pytest.mark.parametrize("more", [-1, 1, 5])
+def test_a_config_is_never_fitted_to_weights_that_lost_layers(tmp_path: Path, more: int) -> None:
+    """Where the weights hold fewer layers than stated no edit is offered: it would make half a model look whole."""
+    size = making.shape(Dice(more + 1))
+    size = size._replace(layers=max(size.layers, 2))
+    folder = making.model(tmp_path / "m", size, num_hidden_layers=size.layers + more)
+    (cause,) = [c for c in diagnose(folder, environ=NOWHERE).causes if c.rule == "layers-differ"]
+    assert cause.data == {"config": size.layers + more, "stored": size.layers}
+    assert bool(cause.commands) is (more < 0)
+    if more > 0:
+        assert "fetch the weights again" in cause.message
+        return
+    carried_out(cause)
+    assert diagnose(folder, environ=NOWHERE).causes == []
 
 
 def test_an_index_is_written_again(tmp_path: Path) -> None:

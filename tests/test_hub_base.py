@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weighbridge.registry import errors
+from weighbridge.registry import disk, errors
 from weighbridge.registry.flow import hub_base
 from weighbridge.registry.remotes.commits import Held
 from weighbridge.registry.remotes.hub.bases import Bases
@@ -144,6 +144,26 @@ def test_the_cache_keeps_to_its_bound(tmp_path: Path) -> None:
             hub_base.fetch(held, "a/five", None, cache, limit=limit, reserve=1 << 60)
     with pytest.raises(errors.RefusedError):
         hub_base.fetch(held, "a/pickle", None, cache, limit=ROOM)
+
+
+def test_what_a_cut_fetch_left_is_bounded_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leftover of another commit goes first when there is no room; this commit's own counts as fetched."""
+    held: Any = Shelf()
+    cache = tmp_path / "cache"
+    kept = hub_base.fetch(held, "a/one", None, cache, limit=250)
+    old = kept.with_name(".0123")
+    old.mkdir()
+    (old / "model.safetensors").write_bytes(bytes(90))
+    commit = held.commit("a/two", None)
+    partial = cache / "models--a--two" / "snapshots" / f".{commit}"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(bytes(90))
+    monkeypatch.setattr(disk, "free_bytes", lambda _: 50)
+    with pytest.raises(errors.DiskFullError) as caught:
+        hub_base.fetch(held, "a/three", None, cache, limit=1000)
+    assert caught.value.data["needed_bytes"] == 100
+    assert hub_base.fetch(held, "a/two", None, cache, limit=250).is_dir()
+    assert (kept.is_dir(), old.exists()) == (True, False)
 
 
 class FetchingBench(MergeBench):

@@ -70,15 +70,19 @@ def _layers(case: Case) -> Iterable[Evidence]:
     if not numbers or max(numbers) + 1 == stated or len(numbers) != max(numbers) + 1:
         return
     count = len(numbers)
+    path = case.artifact.config or "config.json"
+    # Weights that lost their last layers look like a config of another model; who edits it publishes half a model.
+    mends = (commands.set_fields(case.path(path), {"num_hidden_layers": count}),) if count > stated else ()
     yield Evidence(
-        case.artifact.config or "config.json",
+        path,
         f"the config says num_hidden_layers {stated}, the names count {count} layers: "
         + (
             f"{count - stated} layers of the file are not used"
             if count > stated
-            else f"{stated - count} layers would be made up"
+            else f"{stated - count} layers would be made up; fetch the weights again from where they were saved, "
+            "unless the config is of another model"
         ),
-        (commands.set_fields(case.path(case.artifact.config or "config.json"), {"num_hidden_layers": count}),),
+        mends,
         data={"config": stated, "stored": count},
     )
 

@@ -65,6 +65,7 @@ def cast(
         wanted = name or side.name
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
+        sides.apart(target, side)
         seen = casting.look(side.path, dtype=dtype, keep=keep)
         if dry_run:
             _show(seen, dtype, out)

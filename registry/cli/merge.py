@@ -91,6 +91,7 @@ def merge(
         wanted = name or found[0].name
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
+        sides.apart(target, *found, under)
         seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run)
         if dry_run:
             _show(seen, out)

@@ -16,7 +16,7 @@ from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, fresh
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, WeighbridgeError
+from weighbridge.registry.errors import NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission
 from weighbridge.registry.flow.publish import prepare, publish
@@ -45,6 +45,21 @@ class Side(NamedTuple):
     def base(self) -> BaseFacts:
         """The base of a published version."""
         return self.facts.base if self.facts is not None else BaseFacts()
+
+
+def apart(target: Path | None, *sources: Side) -> None:
+    """See that a result does not lie in, or above, what it is made of. Raises UsageError."""
+    if target is None:
+        return
+    place = Path(os.path.realpath(target))
+    for side in sources:
+        source = Path(os.path.realpath(side.path))
+        if place == source or source in place.parents or place in source.parents:
+            raise UsageError(
+                f"{shown(str(target))} cannot hold the result",
+                why=f"{shown(str(side.path))} is what it is made of, and sources are never touched",
+                fix="name a folder beside it that is not there yet",
+            )
 
 
 @contextmanager

@@ -76,7 +76,8 @@ def fetch(
         place = home / "snapshots" / commit
         if not place.is_dir():
             files = wanted(hub.tree(repo, commit), repo, commit)
-            _room(files, repo, cache, limit=limit, reserve=reserve, used=used)
+            partial = place.with_name(f".{commit}")
+            _room(files, repo, cache, partial, limit=limit, reserve=reserve, used=used)
             _fetch_all(_From(hub, repo, commit, moved), files, place)
     except (errors.RefusedError, errors.DiskFullError):
         raise
@@ -116,8 +117,13 @@ def wanted(tree: Sequence[Held], repo: str, commit: str) -> list[Held]:
     return found
 
 
-def _room(files: Sequence[Held], repo: str, cache: Path, *, limit: int, reserve: int, used: Collection[Path]) -> None:
-    """Make room in the cache, the longest unused first. Raises NotFinishedError, DiskFullError."""
+def _room(
+    files: Sequence[Held], repo: str, cache: Path, partial: Path, *, limit: int, reserve: int, used: Collection[Path]
+) -> None:
+    """Make room in the cache, the longest unused first; what is in `partial` is not fetched again.
+
+    Raises NotFinishedError, DiskFullError.
+    """
     size = sum(one.size for one in files)
     if size > limit:
         raise errors.NotFinishedError(
@@ -125,11 +131,12 @@ def _room(files: Sequence[Held], repo: str, cache: Path, *, limit: int, reserve:
             why=f"it has {size} bytes, [merge] fetch_max is {limit}",
             fix="raise fetch_max, or put the base into a folder of [merge] bases",
         )
+    # What a fetch left over that was cut goes before any base that is whole; only this one's is gone on with.
     kept = sorted(
-        (path for path in cache.glob("models--*/snapshots/*") if not path.name.startswith(".")),
-        key=lambda path: path.stat().st_mtime,
+        (path for path in cache.glob("models--*/snapshots/*") if path != partial),
+        key=lambda path: (not path.name.startswith("."), path.stat().st_mtime),
     )
-    held = {path: sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) for path in kept}
+    held = {path: _bytes(path) for path in kept}
     for path in kept:
         if sum(held.values()) + size <= limit:
             break
@@ -144,15 +151,19 @@ def _room(files: Sequence[Held], repo: str, cache: Path, *, limit: int, reserve:
         )
     with disk.speaking(f"{cache} cannot be written"):
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    free = disk.free_bytes(cache)
-    if free - size < reserve:
+    free, missing = disk.free_bytes(cache), size - _bytes(partial)
+    if free - missing < reserve:
         raise errors.DiskFullError(
             f"there is no room for the base {shown(repo)} in {cache}",
-            why=f"it needs {size} bytes, {free} are free, {reserve} stay free",
+            why=f"it needs {missing} bytes more, {free} are free, {reserve} stay free",
             fix="free some space, lower [daemon] disk_reserve, or set [merge] scratch to another disk",
-            needed_bytes=size,
+            needed_bytes=missing,
             free_bytes=free,
         )
+
+
+def _bytes(folder: Path) -> int:
+    return sum(one.stat().st_size for one in folder.rglob("*") if one.is_file())
 
 
 class _From(NamedTuple):
