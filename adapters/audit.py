@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from weighbridge.adapters import keys, peft_config
 from weighbridge.adapters.formats.safetensors import Tensor
 from weighbridge.adapters.keys import Key
+from weighbridge.adapters.peft_types import KINDS
 from weighbridge.adapters.whole import counted, some
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
@@ -88,6 +89,16 @@ def emptiness(it: Loaded) -> Checked:
             "adapter-empty", it.subject, f"{it.subject} holds no tensors", "save the adapter again"
         )
         return {}, [fault]
+    others = _of_other_types(it)
+    if others:
+        fault = findings.finding(
+            "adapter-empty",
+            it.subject,
+            f"{it.subject} holds nothing of a {it.peft_type} adapter, which the config says it is: its names are those "
+            f"of {others}; PEFT passes over all of them and serves the plain base",
+            "put the adapter_config.json of the same save beside it",
+        )
+        return {}, [fault]
     kept = peft_config.ranks_kept(it.config)
     pruned = {key.name for key in it.parsed if key.part and kept.get(key.module) == 0}
     empty = sorted(name for name, tensor in it.tensors.items() if 0 in tensor.shape and name not in pruned)
@@ -102,6 +113,18 @@ def emptiness(it: Loaded) -> Checked:
         empty_tensors=empty,
     )
     return {"empty_tensors": empty}, [fault]
+
+
+def _of_other_types(it: Loaded) -> str:
+    """Return the types that the names belong to where none is of the config's own, "" where some are, or nothing is.
+
+    Token rows ride along with every type. Source: the prefix by which each tuner of PEFT takes its parameters.
+    """
+    own = KINDS.get(it.peft_type)
+    if own is None or own.prompt or not own.prefix or any(own.prefix in name for name in it.tensors):
+        return ""
+    known = {name: kind.prefix for name, kind in KINDS.items() if kind.prefix and name != "TRAINABLE_TOKENS"}
+    return " or ".join(kind for kind, prefix in known.items() if any(f".{prefix}" in name for name in it.tensors))
 
 
 def canonical(it: Loaded) -> Checked:

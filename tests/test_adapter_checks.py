@@ -471,3 +471,15 @@ def test_patterns_are_looked_up_as_peft_does(pattern: str, module: str, value: i
 def test_what_is_no_number_of_64_bits_is_none(rank: object) -> None:
     """Numbers beyond reason, texts and flags are not taken for a rank."""
     assert peft_config.number(rank) is None
+
+
+@pytest.mark.parametrize("kind", ["LOHA", "LOKR", "IA3", "OFT", "VERA", "loha"])
+def test_weights_of_another_type_are_no_adapter(tmp_path: Path, kind: str) -> None:
+    """A config of another type beside LoRA's tensors loads none of them, so nothing is published as an adapter."""
+    folder = builders.lora_adapter(tmp_path / "a")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"peft_type": kind}))
+    (artifact,) = inspect(folder).artifacts
+    (found,) = [f for f in artifact.findings if f.severity == "block"]
+    assert found.code == "adapter-empty"
+    assert "LORA" in found.message
