@@ -174,6 +174,15 @@ def test_a_result_never_lies_in_its_source(desk: Desk, place: str) -> None:
     assert sorted(desk.folder.rglob("*")) == before
 
 
+@pytest.mark.parametrize(("option", "word"), [("--name", "Bad Name"), ("--remote", "nope")])
+def test_what_cannot_be_published_is_told_before_the_work(desk: Desk, option: str, word: str) -> None:
+    """A name that is none, or a remote that is not there, costs no cast and leaves none behind."""
+    desk.ok("push", "model", "--name", "m")
+    said = desk.registry("cast", "model", "--dtype", "fp32", "--to", "out", "--name", "m", option, word)
+    assert said.code == 2
+    assert not (desk.folder / "out").exists()
+
+
 def test_a_cast_that_was_cut_goes_on_with_what_was_finished(tmp_path: Path) -> None:
     """Files that the journal lists are kept, the others written again, and the bytes are those of the first time."""
     base = builders.llama_model(tmp_path / "base", shards=3)

@@ -70,14 +70,16 @@ def cast(
         if dry_run:
             _show(seen, dtype, out)
             return EXIT[seen.outcome]
+        chosen = None
+        if name is not None or target is None:  # a wrong name or remote is told before the work, not after
+            assert wanted is not None
+            how = _How(dtype, keep, recast.cast_name(wanted, dtype))
+            chosen = context.choose_remote(context.settings(config), remote)
         place = target if target is not None else scratch() / "result"
         with following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
         receipt = None
-        if name is not None or target is None:
-            assert wanted is not None
-            how = _How(dtype, keep, recast.cast_name(wanted, dtype))
-            chosen = context.choose_remote(context.settings(config), remote)
+        if chosen is not None:
             receipt = _publish(done, seen, side, how, chosen=chosen, out=out)
         _tell(done, seen, receipt, time.monotonic() - begun, out)
     return None

@@ -22,6 +22,7 @@ from weighbridge.registry.cli.sides import Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import merged as papers
 from weighbridge.registry.flow.merged import Parent
+from weighbridge.registry.refs import check_name
 from weighbridge.registry.types import Finding, Receipt
 
 SCHEMA: Final = "weighbridge/merge/1"
@@ -96,15 +97,18 @@ def merge(
         if dry_run:
             _show(seen, out)
             return EXIT[seen.outcome]
+        chosen = None
+        if name is not None or target is None:  # a wrong name or remote is told before the work, not after
+            check_name(wanted or "")
+            chosen = context.choose_remote(context.settings(config), remote)
         place = target if target is not None else scratch() / "result"
         with following(out) as follower:
             done = start.merge(
                 seen, place, workers=workers, unchanged=unchanged, device=device, progress=follower.total
             )
         receipt = None
-        if name is not None or target is None:
+        if chosen is not None:
             assert wanted is not None
-            chosen = context.choose_remote(context.settings(config), remote)
             receipt = _publish(done, seen, found, under, wanted=wanted, chosen=chosen, out=out)
         _tell(done, seen, receipt, time.monotonic() - begun, out)
     return None
