@@ -31,8 +31,11 @@ CONNECT_TIMEOUT: Final = 4.0
 """Seconds until a wrong address is an error: a person waits for it."""
 READ_TIMEOUT: Final = 60.0
 """Seconds without a byte until an answer is lost."""
-FIRST_TIMEOUT: Final = 4.0
-"""Seconds without a byte until an endpoint that never answered anything counts as one where nobody is."""
+FIRST_TIMEOUT: Final = 15.0
+"""Seconds without a byte until an endpoint that never answered anything counts as one where nobody is.
+
+A sound store that is busy was seen to take more than four.
+"""
 CONNECTIONS: Final = 32
 DOUBTS: Final = 2
 """Times that a strange refusal over plain http is asked for again."""
