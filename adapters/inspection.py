@@ -69,8 +69,8 @@ class Artifact(Value, frozen=True):
     @property
     def unread(self) -> str | None:
         """What this look leaves for staging to find, in words; None where every value was looked at."""
-        if self.facts.get("values_checked") is True or self.weights is None:
-            return None
+        if self.facts.get("values_checked") is True or self.weights is None or not self.weights.bytes:
+            return None  # without a byte there is nothing to look at, and another finding says what is missing
         if self.weights.format != "safetensors":
             return f"values in {self.weights.format} weights are not looked at: whether they are numbers is not known"
         return (

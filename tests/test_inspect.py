@@ -342,3 +342,14 @@ def test_long_lists_of_facts_are_joined_in_one_pass(tmp_path: Path) -> None:
     draft.add({"dropped_top_keys": names}, [])
     draft.add({"dropped_top_keys": [*names, "one more", ["of", "another kind"]]}, [])
     assert draft.facts["dropped_top_keys"] == [*names, "one more", ["of", "another kind"]]
+
+
+def test_weights_that_are_not_there_have_no_values_to_look_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty file, or a pointer that was not fetched, is told as that alone."""
+    folder = builders.llama_model(tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(b"")
+    code, out, _ = run(capsys, str(folder))
+    assert code == 5
+    assert "looked at" not in out
