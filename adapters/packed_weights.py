@@ -37,6 +37,8 @@ _UNKNOWN: Final = -1
 
 def is_packed(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether some weights are stored below 16 bits or packed into integers, in whatever way."""
+    if {tensor.dtype for tensor in tensors.values()} <= set(FLOATS):
+        return False  # most models, told without looking at each name
     if any(_logical(tensor, tensors, None, {}, {}) is not None for tensor in tensors.values()):
         return True
     return bool(_strange(tensors))

@@ -27,6 +27,8 @@ _QUANTIFIER: Final = re.compile(r"\*|\+|\?|\{(?P<low>[0-9]*)(?P<comma>,?)(?P<hig
 _CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(?:[dDsSwW]|[^0-9A-Za-z]|[ntrfv])", re.DOTALL)
 _GROUP: Final = re.compile(r"\((?:\?:|\?P<\w+>)?(?!\?)")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.]*|\(\.\*\\\.\)\?\([A-Za-z0-9_.]*\)")
+"""Names, with a dot for any letter, as they stand or as PEFT wraps them."""
 _REPEAT: Final = re.compile(r"[+*}]")
 
 
@@ -47,33 +49,40 @@ class Pattern:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.problem = _problem(text)
+        self._plain = is_name(text)
+        self.problem = None if self._plain else _problem(text)
         self._states: list[_State] = []
-        self._entry = -1
+        self._entry: int | None = None
         self._next: dict[tuple[frozenset[int], str], frozenset[int]] = {}
         self._left = _WORK
         self._start: frozenset[int] | None = None
         self._ends: dict[frozenset[int], bool] = {}
-        if self.problem is None and len(text) <= LENGTH:
-            try:
-                reader = _Parser(text, self._states)
-                self._entry = reader.whole()
-            except (_UnfitError, RecursionError):
-                self._entry = -1
 
     @property
     def tried(self) -> bool:
         """Whether names are held against it at all."""
-        return self.problem is None and (self._entry >= 0 or _is_plain(self.text))
+        return self._plain or (self.problem is None and (self._first() >= 0 or _is_plain(self.text)))
+
+    def _first(self) -> int:
+        """Return the state that a match starts in, -1 where the pattern has none; made when it is first asked for."""
+        if self._entry is None:
+            self._entry = -1
+            if self.problem is None and len(self.text) <= LENGTH:
+                try:
+                    self._entry = _Parser(self.text, self._states).whole()
+                except (_UnfitError, RecursionError):
+                    return self._entry
+        return self._entry
 
     def matches(self, name: str) -> bool | None:
         """Return whether it covers a whole name; None where that is not tried."""
         if not self.tried:
             return None
-        if self._entry < 0:
+        entry = self._first()
+        if entry < 0:
             return re.fullmatch(self.text, name) is not None
         if self._start is None:
-            self._start = self._closure([self._entry], first=True)
+            self._start = self._closure([entry], first=True)
         held = self._start
         for letter in name:
             if not held or self._left < 0:
@@ -106,6 +115,11 @@ class Pattern:
                 waiting += state.to
         self._left -= len(found)
         return frozenset(found)
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a pattern is a mere name, as most of most configs are: it has no fault and is always tried."""
+    return len(text) <= LENGTH and _NAME.fullmatch(text) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -4,11 +4,12 @@ PEFT builds its layers with these values as they stand: `r: "8"` fails in the mi
 regular expression with it. What is not tried here is said to be so.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from weighbridge.adapters.patterns import pattern
+from weighbridge.adapters.patterns import is_name, pattern
 from weighbridge.adapters.peft_config import number
 from weighbridge.adapters.peft_types import KINDS
 from weighbridge.adapters.whole import some
@@ -17,6 +18,9 @@ from weighbridge.registry.types import Finding
 
 RANK_MAX: Final = 1 << 20
 """No layer is that wide. LoKr is given ranks beyond its layers on purpose, up to some tens of thousands."""
+
+TRIED: Final = 2000
+"""Patterns of one config that are tried, names not counted; no training writes as many."""
 
 _ZERO: Final = frozenset({"OFT"})
 """Types whose rank 0 says that another field states it."""
@@ -46,12 +50,15 @@ def judge(config: Mapping[str, Any], subject: str) -> list[Finding]:
         )
     broken: dict[str, str] = {}
     untried: dict[str, str] = {}
-    for field, text in _patterns(config):
+    asked = ((field, text) for field, text in _patterns(config) if not is_name(text))
+    for field, text in itertools.islice(asked, TRIED):
         one = pattern(text)
         if one.problem is not None:
             broken[field] = one.problem
         elif not one.tried:
             untried[field] = _shown(text)
+    if (after := sum(1 for _ in asked)) > 0:
+        untried[f"{after} patterns after the first {TRIED}"] = "..."
     if broken:
         found.append(
             findings.finding(

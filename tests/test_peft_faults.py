@@ -161,3 +161,12 @@ def test_braces_are_read_as_python_reads_them(text: str) -> None:
     one = Pattern(text)
     for name in ("", "a", "b", "ab", "aab", "aaab", "abab", "a{}", "a{,}b"):
         assert one.matches(name) is (re.fullmatch(text, name) is not None)
+
+
+@pytest.mark.parametrize(("stem", "code"), [("layer.{}", None), ("layer[.]{}", "adapter-pattern-untried")])
+def test_a_table_without_end_costs_little(stem: str, code: str | None) -> None:
+    """Of names any number is known to be sound without a look; of expressions so many are tried, and the rest told."""
+    table = {stem.format(number): 4 for number in range(5000)}
+    found = peft_faults.judge({"peft_type": "LORA", "r": 4, "rank_pattern": table}, "adapter_config.json")
+    assert [one.code for one in found] == ([code] if code else [])
+    assert all("3000 patterns" in one.message for one in found)

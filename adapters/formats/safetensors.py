@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from weighbridge.adapters.formats.inert import uncollected
+
 HEADER_LIMIT: Final = 32 << 20
 """Bytes of the longest header that is read: 200,000 tensors with long names fit."""
 
@@ -171,6 +173,7 @@ def parse(stored: bytes, file_bytes: int | None = None) -> Header:
     return read_from(io.BytesIO(stored), len(stored) if file_bytes is None else file_bytes)
 
 
+@uncollected()
 def _judge(text: bytes, data_start: int, file_bytes: int) -> Header:
     try:
         document = _load(text)
@@ -257,11 +260,13 @@ def _tensor(name: str, entry: Any) -> Tensor | str:
         return f"unknown dtype {_quoted(str(dtype))}"
     if not isinstance(shape, list) or len(shape) > RANK_LIMIT or not _counts(shape):
         return "its shape is no list of sizes"
-    if not isinstance(offsets, list) or len(offsets) != 2 or not _counts(offsets):
+    if not isinstance(offsets, list) or len(offsets) != 2:
+        return "its data_offsets are not two positions"
+    begin, end = offsets
+    if type(begin) is not int or type(end) is not int or not (0 <= begin < _INT_LIMIT and 0 <= end < _INT_LIMIT):
         return "its data_offsets are not two positions"
     if len(entry) > 3:
         return f"unknown field {_quoted(min(entry.keys() - {'dtype', 'shape', 'data_offsets'}))}"
-    begin, end = offsets
     bits = BITS[dtype]
     for side in shape:
         bits *= side

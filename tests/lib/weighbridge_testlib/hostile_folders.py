@@ -278,6 +278,9 @@ def _configs() -> list[Attack]:
         Attack("adapter-pattern-slow-key", adapter(rank_pattern={"(a|a|aa)+$": 4, long_name: 8}), harmless=True),
         Attack("adapter-pattern-broken", adapter(target_modules="(((((" * 1000), harmless=True),
         Attack("adapter-patterns-many", adapter(rank_pattern={f"layer.{i}": 4 for i in range(50_000)}), harmless=True),
+        Attack(
+            "adapter-expressions-many", adapter(rank_pattern={f"(layer[.]){i}": 4 for i in range(9999)}), harmless=True
+        ),
         Attack("adapter-rank-infinite", adapter(r=float("inf"), lora_alpha=float("nan")), harmless=True),
         Attack("adapter-rank-huge", adapter(r=10**4000), harmless=True),
         Attack("adapter-rank-negative", adapter(r=-8)),
