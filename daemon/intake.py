@@ -1,4 +1,4 @@
-"""From a folder at rest to a staged bundle: what is in it, may it go, under which name, and a private copy of it.
+"""From a folder at rest to a staged bundle: what is in it, may it go, and under which name.
 
 The folder must be at the instant of judging, and still after copying, what the watch saw at rest; else nothing is
 staged and it is watched again.
@@ -7,7 +7,6 @@ staged and it is watched again.
 import glob
 import json
 import os
-import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.config.settings import DaemonSettings, RemoteSettings, WatchRule
-from weighbridge.daemon import policy
+from weighbridge.daemon import copying, policy
 from weighbridge.daemon.drift import recheck
 from weighbridge.daemon.homes import Home, Homes
 from weighbridge.daemon.jobstore import Job, JobStore
@@ -37,9 +36,6 @@ from weighbridge.registry.times import spelled
 
 LATER: Final = 60.0
 """Seconds until a folder that inspect calls unfinished is asked again."""
-
-STAGING: Final = "staging"
-"""Our own staging folder, inside the state folder."""
 
 Look = Callable[[str, str], Listing | None]
 """Gives the files of a folder under a root as the watch sees them."""
@@ -387,59 +383,8 @@ class Intake:
         ]
 
     def stage(self, job: Job, rule: WatchRule, admission: Admission, moved: Progress | None) -> staging.Bundle:
-        """Take a private copy where one can be had: beside the target, else in our own staging, else not at all."""
-        mode, nonce = self._settings.staging, secrets.token_hex(16)
-        place: Path | None = None
-        own = always = False
-        if mode != "direct":
-            try:
-                home = self._homes.get(rule.home)
-                home.confirm()
-                always = home.remote.properties.commits
-                place = home.remote.stage(job.name or "", nonce)
-            except errors.UnreachableError as error:
-                self._homes.failed(rule.home, error)  # the bytes are kept here until it answers again
-            if place is None:
-                own = True
-                place = Path(self._settings.state, STAGING, nonce)
-                if not self._fits(admission.size):
-                    if mode != "auto" or always:
-                        raise errors.DiskFullError(
-                            "the staging folder is at its limit",
-                            why=f"staging_max is {self._settings.staging_max} bytes",
-                            fix="raise [daemon] staging_max, or wait until what is in it is published",
-                        )
-                    place = None
-        chosen: staging.Mode = "auto" if mode == "auto" else "reflink" if mode == "reflink" else "copy"
-        reserve = self._settings.disk_reserve
-        if place is not None:
-            try:
-                return staging.stage(
-                    admission.files,
-                    place,
-                    mode=chosen,
-                    transform=admission.transform,
-                    made=admission.made,
-                    inputs=admission.inputs,
-                    reserve=reserve,
-                    progress=moved,
-                )
-            except errors.DiskFullError:
-                if not own or always or mode != "auto" or admission.made:
-                    raise
-        if admission.made:
-            raise errors.DiskFullError(
-                "there is no room to make the weights that are published",
-                why="what comes out of torch pickles and rank files is written to the staging folder first",
-                fix="raise [daemon] staging_max, or set staging = 'auto'",
-            )
-        return staging.stage(admission.files, None, mode="direct", transform=admission.transform, progress=moved)
-
-    def _fits(self, needed: int) -> bool:
-        """Tell whether our own staging folder may take so many bytes more."""
-        folder = Path(self._settings.state, STAGING)
-        used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return used + needed <= self._settings.staging_max
+        """Take a private copy, as in `copying.stage`."""
+        return copying.stage(self._homes, self._settings, admission, home=rule.home, name=job.name or "", moved=moved)
 
     def papers_changed(self) -> None:
         """Try again what was held back in runs whose sidecar was changed since, and once after a restart."""

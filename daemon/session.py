@@ -17,6 +17,7 @@ from weighbridge.config.settings import Settings
 from weighbridge.daemon import problems, report
 from weighbridge.daemon import state as states
 from weighbridge.daemon.control import ControlServer
+from weighbridge.daemon.copying import STAGING
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.drain import Drains
 from weighbridge.daemon.executors.local import LocalExecutor
@@ -24,7 +25,7 @@ from weighbridge.daemon.executors.slurm import SlurmExecutor
 from weighbridge.daemon.folders import Folders
 from weighbridge.daemon.follow import Following
 from weighbridge.daemon.homes import Homes
-from weighbridge.daemon.intake import STAGING, Intake
+from weighbridge.daemon.intake import Intake
 from weighbridge.daemon.jobs import Runner
 from weighbridge.daemon.jobstore import Job, JobStore
 from weighbridge.daemon.ledger import StoreLedger

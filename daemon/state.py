@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import run_identity
 from weighbridge.config import mounts
+from weighbridge.daemon.copying import STAGING
 from weighbridge.daemon.folders import Known
-from weighbridge.daemon.intake import STAGING
 from weighbridge.daemon.jobstore import JobStore
 from weighbridge.daemon.mergestore import MergeStore
 from weighbridge.registry import disk, findings

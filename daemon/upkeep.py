@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from weighbridge.daemon.copying import STAGING
 from weighbridge.daemon.homes import Homes
-from weighbridge.daemon.intake import STAGING
 from weighbridge.daemon.jobstore import ACTIVE, JobStore
 from weighbridge.registry import findings
 from weighbridge.registry.errors import (
