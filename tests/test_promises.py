@@ -50,7 +50,7 @@ ATTACKS: dict[str, tuple[str, ...]] = {
         "test_publish:test_publishing_again_gives_the_same_version",
         "test_jobs:test_an_amnesiac_publishes_nothing_twice",
     ),
-    "a pull is all or nothing": ("test_pull:test_killed_anywhere_the_target_is_absent_or_perfect",),
+    "a pull is all or nothing": ("test_pull_kills:test_killed_anywhere_the_target_is_absent_or_perfect",),
     "deletion needs proof": (
         "test_promises:test_what_is_watched_is_never_touched",
         "test_remote_directory:test_a_remote_whose_mount_is_gone_is_not_empty",

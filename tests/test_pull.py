@@ -1,12 +1,10 @@
 """Pull: all or nothing, verified, resumed, and never over anything we did not put there."""
 
 import json
-import os
 import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.memory import MemoryRemote
-from weighbridge_testlib.shelf import Shelf, payload
+from weighbridge_testlib.shelf import Shelf, holds, leftovers, payload
 
 pytestmark = pytest.mark.long
 
@@ -46,19 +44,6 @@ def shelf() -> Shelf:
     return shelf
 
 
-def holds(folder: Path, files: dict[str, bytes] | None = None) -> bool:
-    """Tell whether a folder holds exactly these files, beside card, history and manifest."""
-    wanted = FILES if files is None else files
-    found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    beside = {found.pop(name, None) is not None for name in ("README.md", "training.json", "manifest.json")}
-    return found == wanted and beside == {True}
-
-
-def leftovers(folder: Path) -> list[str]:
-    """Return hidden names in a folder."""
-    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
-
-
 def replace(shelf: Shelf, key: str, body: bytes) -> None:
     """Damage an object."""
     shelf.remote.delete(key)
@@ -69,7 +54,7 @@ def test_a_version_arrives_whole_with_card_history_and_manifest(shelf: Shelf, tm
     """The target holds the manifest's files and what is rendered beside them, and nothing else stays behind."""
     target = tmp_path / "deep" / "model"
     result = pull(shelf.remote, NAME, 1, target)
-    assert holds(target)
+    assert holds(target, FILES)
     assert leftovers(target.parent) == []
     assert (result.bytes, result.fetched, result.reused) == (sum(map(len, FILES.values())),) * 2 + (0,)
     assert (result.weaker, result.partial, result.already, result.notes) == (False, False, False, [])
@@ -93,7 +78,7 @@ def test_an_empty_folder_may_be_the_target(shelf: Shelf, tmp_path: Path) -> None
     """`mkdir model; registry pull name ./model` works."""
     (tmp_path / "model").mkdir()
     pull(shelf.remote, NAME, 1, tmp_path / "model")
-    assert holds(tmp_path / "model")
+    assert holds(tmp_path / "model", FILES)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -138,7 +123,7 @@ def test_a_second_version_needs_force_and_then_takes_its_place(shelf: Shelf, tmp
     shelf.publish(NAME, second)
     with pytest.raises(ConflictError, match="there already"):
         pull(shelf.remote, NAME, 2, target)
-    assert holds(target)
+    assert holds(target, FILES)
     (target / "adapter_config.json").write_text("changed by hand")
     result = pull(shelf.remote, NAME, 2, target, force=True)
     assert holds(target, second)
@@ -180,7 +165,7 @@ def test_a_changed_folder_is_named_and_repaired_with_force(shelf: Shelf, tmp_pat
         pull(shelf.remote, NAME, 1, target)
     assert "adapter_config.json" in str(caught.value.why)
     result = pull(shelf.remote, NAME, 1, target, force=True)
-    assert holds(target)
+    assert holds(target, FILES)
     assert result.fetched == len(FILES["adapter_config.json"])
 
 
@@ -213,7 +198,7 @@ def test_a_file_that_was_repaired_is_fetched_anew(shelf: Shelf, tmp_path: Path) 
         pull(shelf.remote, NAME, 1, tmp_path / "model")
     replace(shelf, key, whole)
     pull(shelf.remote, NAME, 1, tmp_path / "model")
-    assert holds(tmp_path / "model")
+    assert holds(tmp_path / "model", FILES)
 
 
 def test_a_damaged_manifest_is_named(shelf: Shelf, tmp_path: Path) -> None:
@@ -235,7 +220,7 @@ def test_a_damaged_claim_does_not_stop_a_version_that_the_team_was_told_of(shelf
         pull(shelf.remote, NAME, 1, tmp_path / "model")
     told = manifest.parse(shelf.remote.read(layout.manifest(NAME, 1))).digest
     pull(shelf.remote, NAME, 1, tmp_path / "model", manifest_sha256=told)
-    assert holds(tmp_path / "model")
+    assert holds(tmp_path / "model", FILES)
 
 
 def test_open_void_withdrawn_and_unknown_versions_are_told_apart(shelf: Shelf, tmp_path: Path) -> None:
@@ -266,7 +251,7 @@ def test_some_files_only(shelf: Shelf, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file is left"):
         pull(shelf.remote, NAME, 1, tmp_path / "none", include=["*.gguf"])
     pull(shelf.remote, NAME, 1, target, force=True)
-    assert holds(target)
+    assert holds(target, FILES)
 
 
 def test_a_damaged_card_is_rendered_anew_and_said(shelf: Shelf, tmp_path: Path) -> None:
@@ -329,7 +314,7 @@ def test_a_cut_pull_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert len(leftovers(tmp_path)) == 1
     remote.left = None
     result = pull(remote, NAME, 1, target)
-    assert holds(target)
+    assert holds(target, FILES)
     assert result.reused >= 1_900_000
     assert result.fetched + result.reused == result.bytes
     assert leftovers(tmp_path) == []
@@ -352,7 +337,7 @@ def test_what_a_cut_pull_left_is_checked_like_everything_else(tmp_path: Path) ->
     (hidden / "stray").mkdir()
     (hidden / "stray" / "file").write_text("x")
     pull(remote, NAME, 1, tmp_path / "model")
-    assert holds(tmp_path / "model")
+    assert holds(tmp_path / "model", FILES)
 
 
 def test_a_finished_pull_sweeps_what_cut_ones_left(shelf: Shelf, tmp_path: Path) -> None:
@@ -399,118 +384,3 @@ def test_many_pulls_at_once_give_one_whole_target(tmp_path: Path) -> None:
     assert not [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert any(not isinstance(outcome, ConflictError) for outcome in outcomes)
     assert holds(target, payload(1, 400_000)) or holds(target, payload(2, 400_000))
-
-
-CALLS = ("open", "write", "fsync", "rename", "mkdir", "ftruncate", "unlink", "rmdir", "readv", "close")
-
-
-def _die_at(k: int, work: Any) -> int:
-    """Run `work` in a child that dies before its k-th system call of interest; return the exit code."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    count = 0
-
-    def counted(call: Any) -> Any:
-        def run(*args: Any, **more: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == k:
-                os._exit(77)
-            return call(*args, **more)
-
-        return run
-
-    try:
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name)))
-        place._renameat2 = counted(place._renameat2)
-        work()
-        os._exit(0)
-    except BaseException:  # noqa: BLE001 - the parent sees the code
-        os._exit(1)
-
-
-@pytest.mark.parametrize("replacing", [False, True])
-def test_killed_anywhere_the_target_is_absent_or_perfect(tmp_path: Path, replacing: bool) -> None:
-    """A pull may die before every system call: the target is whole, old or new, and repeating finishes it."""
-    remote = DirectoryRemote(tmp_path / "remote")
-    shelf = Shelf(remote)
-    shelf.publish(NAME, payload(1))
-    shelf.publish(NAME, payload(2))
-    for k in range(1, 400):
-        folder = tmp_path / f"at-{k}"
-        target = folder / "model"
-        if replacing:
-            pull(remote, NAME, 1, target)
-        code = _die_at(k, lambda target=target: pull(remote, NAME, 2, target, force=replacing))
-        assert code in {0, 77}
-        if target.exists():
-            assert holds(target, payload(2)) or (replacing and holds(target, payload(1)))
-        else:
-            assert not replacing
-        pull(remote, NAME, 2, target, force=replacing)
-        assert holds(target, payload(2))
-        if code == 0:
-            break
-    assert code == 0
-    assert k > 40
-
-
-@pytest.fixture
-def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder that says it is a mount point."""
-    target = tmp_path / "volume"
-    target.mkdir()
-    (target / "lost+found").mkdir()
-    real = Path.is_mount
-    monkeypatch.setattr(Path, "is_mount", lambda self: self == target or real(self))
-    return target
-
-
-def test_a_mount_point_is_filled_inside_and_called_the_weaker_form(shelf: Shelf, mounted: Path) -> None:
-    """A volume cannot be renamed over: files move in one by one, the manifest last, the marker goes at the end."""
-    result = pull(shelf.remote, NAME, 1, mounted)
-    assert result.weaker
-    assert holds(mounted)
-    assert leftovers(mounted) == []
-    second = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"new"}
-    shelf.publish(NAME, second)
-    with pytest.raises(ConflictError):
-        pull(shelf.remote, NAME, 2, mounted)
-    pull(shelf.remote, NAME, 2, mounted, force=True)
-    assert holds(mounted, second)
-    assert leftovers(mounted) == []
-
-
-def test_a_mount_point_with_foreign_files_is_refused(shelf: Shelf, mounted: Path) -> None:
-    """A volume with somebody's data in it is not touched."""
-    (mounted / "data.csv").write_text("mine")
-    with pytest.raises(ConflictError):
-        pull(shelf.remote, NAME, 1, mounted, force=True)
-    assert (mounted / "data.csv").read_text() == "mine"
-
-
-@pytest.mark.parametrize("replacing", [False, True])
-def test_killed_while_filling_a_mount_point_no_manifest_lies(tmp_path: Path, mounted: Path, replacing: bool) -> None:
-    """Whenever a manifest is there without the marker, the files fit it; repeating the command finishes the rest."""
-    remote = DirectoryRemote(tmp_path / "remote")
-    shelf = Shelf(remote)
-    shelf.publish(NAME, payload(1))
-    shelf.publish(NAME, payload(2))
-    for k in range(1, 400):
-        for path in sorted(mounted.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        if replacing:
-            pull(remote, NAME, 1, mounted)
-        code = _die_at(k, lambda: pull(remote, NAME, 2, mounted, force=replacing))
-        assert code in {0, 77}
-        at = place.look(mounted)
-        if at.manifest is not None and not at.unfinished:
-            assert manifest.verify(at.manifest, mounted) == [] or leftovers(mounted)
-        pull(remote, NAME, 2, mounted, force=replacing)
-        assert holds(mounted, payload(2))
-        assert leftovers(mounted) == []
-        if code == 0:
-            break
-    assert code == 0

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 RENDERED = {"README.md", "training.json", "manifest.json", "manifest.dsse.json"}
 KINDS = {"adapter", "model", "quantized", "merged"}
 HEX64 = re.compile(r"[0-9a-f]{64}")
-CONTENT = re.compile(r"sha256:[0-9a-f]{64}")
 CLAIM = re.compile(r"models/([^/]+)/_wb/claims/([0-9]{8})\.json")
 PAYLOAD = re.compile(r"models/([^/]+)/v([1-9][0-9]*)/(.+)")
 TAG = re.compile(r"models/([^/]+)/_wb/tags/([^/]+)/([0-9]{8})\.json")
@@ -91,22 +90,10 @@ def strict(stored: bytes) -> dict[str, Any]:
 
 def content_of(files: list[dict[str, Any]]) -> str:
     """Compute the content digest of a manifest's file list, from the wording of the format alone."""
-    lines = sorted(
-        (
-            str(f["path"]).encode(),
-            b"%s\0%d\0%s\n" % (str(f["path"]).encode(), int(f["size"]), str(f["sha256"]).encode()),
-        )
-        for f in files
-    )
     digest = hashlib.sha256(b"weighbridge-content-v1\n")
-    for _, line in lines:
-        digest.update(line)
+    for f in sorted(files, key=lambda f: str(f["path"]).encode()):
+        digest.update(f"{f['path']}\0{int(f['size'])}\0{f['sha256']}\n".encode())
     return "sha256:" + digest.hexdigest()
-
-
-def canonical(value: dict[str, Any]) -> bytes:
-    """Return the canonical JSON of a value: sorted keys, compact, UTF-8."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 
 def manifest_of(stored: bytes) -> dict[str, Any]:
@@ -381,7 +368,8 @@ class Check:
                 self.bad("feed-object", key, f"seq {value.get('seq')!r}, entries {type(entries).__name__}")
                 continue
             rest = {field: value[field] for field in value if field != "sha256"}
-            if "sha256" in value and value["sha256"] != sha256(canonical(rest)):
+            canonical = json.dumps(rest, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+            if "sha256" in value and value["sha256"] != sha256(canonical):
                 self.bad("feed-sha256", key, "the object is not what was written")
             for entry in entries:
                 self.feed_entry(key, seq, entry, first)
@@ -485,13 +473,8 @@ def main() -> int:
     parser.add_argument("--contents", type=int, help="exactly so many committed versions must be there")
     options = parser.parse_args()
     check = Check(options.remote)
-    check.list()
-    check.marker()
-    check.read_claims()
-    check.marks()
-    check.decisions()
-    check.tags()
-    check.feed()
+    for part in (check.list, check.marker, check.read_claims, check.marks, check.decisions, check.tags, check.feed):
+        part()
     check.snapshots()
     if options.ack and options.ack.exists():
         check.acknowledged(options.ack)

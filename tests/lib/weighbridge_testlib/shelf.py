@@ -7,6 +7,7 @@ shelf.claim("medical-sft"); shelf.void("medical-sft", 2); shelf.withdraw("medica
 
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from weighbridge.registry import layout
@@ -191,3 +192,15 @@ class Shelf:
     def tell(self, *entries: Any) -> int:
         """Announce entries."""
         return feed.announce(self.remote, self.registry, entries)
+
+
+def holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Tell whether a pulled folder holds exactly these files, beside card, history and manifest."""
+    found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    beside = {found.pop(name, None) is not None for name in ("README.md", "training.json", "manifest.json")}
+    return found == dict(files) and beside == {True}
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Return hidden names in a folder."""
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
