@@ -15,7 +15,7 @@ from weighbridge.adapters.formats import safetensors_writer as writer
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.items import Item
 from weighbridge.adapters.origins import stream
-from weighbridge.adapters.tally import Tally
+from weighbridge.adapters.witness import Witness
 from weighbridge.registry import disk, errors, shell
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
@@ -46,10 +46,10 @@ class Report(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A safetensors file that is made while it is written; a tally takes note of the parts that pass."""
+    """A safetensors file that is made while it is written; a witness takes note of the parts that pass."""
 
     items: tuple[Item, ...]
-    tally: Tally | None = None
+    witness: Witness | None = None
 
     @property
     def size(self) -> int:
@@ -58,13 +58,13 @@ class Content(NamedTuple):
 
     def parts(self) -> Iterator[bytes]:
         """Yield the file. Raises OSError, FormatFault, and RefusedError for parts that cannot be right."""
-        yield from content(self.items, tally=self.tally)
-        if self.tally is not None:
-            self.tally.stop()
+        yield from content(self.items, witness=self.witness)
+        if self.witness is not None:
+            self.witness.stop()
 
     def told(self) -> list[Finding]:
         """Return what was found about the whole bundle, of which this is a file, when all of it was made."""
-        return self.tally.findings() if self.tally is not None else []
+        return self.witness.findings() if self.witness is not None else []
 
     def digests(self) -> list[tuple[str, str, tuple[int, ...], str]]:
         """Return (name, dtype, shape, sha256 of the bytes) of every tensor. Raises OSError, FormatFault."""
@@ -84,10 +84,10 @@ def contents(
 
     `subject` names what they are made from; `allowed` gives the reason by code why a finding stops nothing.
     """
-    tally = Tally(subject, (item.name for item in made.items), allowed=allowed)
+    witness = Witness(subject, (item.name for item in made.items), allowed=allowed)
     parts = extract.shards(sorted(made.items, key=_natural), limit)
     names = extract.names_of(parts, made.stem)
-    files = {name: converted(part, tally) for name, part in zip(names, parts, strict=True)}
+    files = {name: converted(part, witness) for name, part in zip(names, parts, strict=True)}
     return files, _listing(parts, names) if len(parts) > 1 else None
 
 
@@ -166,12 +166,12 @@ def _natural(item: Item) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in item.name.split(".")]
 
 
-def content(items: Sequence[Item], counter: Any = None, tally: Tally | None = None) -> Iterator[bytes]:
+def content(items: Sequence[Item], counter: Any = None, witness: Witness | None = None) -> Iterator[bytes]:
     """Yield a safetensors file of some tensors, which must be in their order. Raises OSError, FormatFault."""
     yield _header(items)
     for item in items:
         size = 0
-        parts = stream(item.origin) if tally is None else tally.passing(item)
+        parts = stream(item.origin) if witness is None else witness.passing(item)
         if item.dtype != item.stored:
             parts = _cast("blocks")(parts, item.stored, item.dtype, counter or _cast("Counter")())
         for part in parts:
@@ -185,11 +185,11 @@ def _header(items: Sequence[Item]) -> bytes:
     return writer.header([writer.Entry(item.name, item.dtype, item.shape) for item in items])
 
 
-def converted(items: Iterable[Item], tally: Tally | None = None) -> Content:
+def converted(items: Iterable[Item], witness: Witness | None = None) -> Content:
     """Return some tensors as the safetensors file they are published as."""
     by_name = {item.name: item for item in items}
     ordered = writer.ordered(writer.Entry(i.name, i.dtype, i.shape) for i in by_name.values())
-    return Content(tuple(by_name[entry.name] for entry in ordered), tally)
+    return Content(tuple(by_name[entry.name] for entry in ordered), witness)
 
 
 def _cast(name: str) -> Any:

@@ -14,7 +14,7 @@ from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.items import Item
 from weighbridge.adapters.origins import InStretches, Stretch
 from weighbridge.adapters.plan import Allowed, Policy
-from weighbridge.adapters.tally import Tally, look
+from weighbridge.adapters.witness import Witness, look
 from weighbridge.registry.errors import RefusedError, SourceChangedError, UsageError
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission, admit
@@ -95,14 +95,14 @@ def test_the_reason_why_it_is_allowed(tmp_path: Path) -> None:
     for name, body in held.items():
         (tmp_path / name).write_bytes(body)
     origin = InStretches(tuple(Stretch(str(tmp_path / name), 0, 8) for name in held))
-    tally = Tally("run", ["w"], allowed={"rank-part-zero": "frozen layers", "values-nan": "never mind"})
-    look([Item("w", "F32", (4,), origin, "F32")], tally)
-    by_code = {f.code: f for f in tally.findings()}
+    witness = Witness("run", ["w"], allowed={"rank-part-zero": "frozen layers", "values-nan": "never mind"})
+    look([Item("w", "F32", (4,), origin, "F32")], witness)
+    by_code = {f.code: f for f in witness.findings()}
     assert by_code["rank-part-zero"].severity == "warn"
     assert by_code["rank-part-zero"].data["allowed"] == "frozen layers"
     assert by_code["values-nan"].severity == "block"
     with pytest.raises(RefusedError) as refused:
-        tally.stop()
+        witness.stop()
     assert [f.code for f in refused.value.data["findings"]] == ["values-nan"]
 
 

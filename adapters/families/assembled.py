@@ -16,8 +16,8 @@ from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.listing import Tree
 from weighbridge.adapters.plan import Named
 from weighbridge.adapters.reading import Place, Reader
-from weighbridge.adapters.tally import Tally, look
 from weighbridge.adapters.whole import some, without_config
+from weighbridge.adapters.witness import Witness, look
 from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Finding
 
@@ -140,13 +140,13 @@ def values(draft: Draft) -> None:
     draft.facts["values_checked"] = False
     if sum(tensor.size for tensor in draft.tensors.values()) > draft.place.reader.values:
         return
-    tally = Tally(str(draft.facts["assembled_from"]), draft.tensors)
+    witness = Witness(str(draft.facts["assembled_from"]), draft.tensors)
     try:
-        look(held(draft), tally)
+        look(held(draft), witness)
     except (OSError, FormatFault, errors.RefusedError):
         return
     draft.facts["values_checked"] = True
-    draft.findings += tally.findings()
+    draft.findings += witness.findings()
 
 
 def told(draft: Draft, **more: Any) -> Finding:

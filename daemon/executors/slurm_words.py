@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from weighbridge.adapters.merge.batch import BUSY
 from weighbridge.config.settings import SlurmSettings
 from weighbridge.daemon.executors.protocol import Absent, Gone, Live, Seen, Unknown, Work
 from weighbridge.registry import errors
@@ -15,9 +16,6 @@ from weighbridge.registry.refs import shown
 
 FORMAT: Final = "%i|%T|%r|%N|%j"
 """Number, state, reason, nodes and name of a job; the name comes last, as only it may hold a bar."""
-
-BUSY: Final = 75
-"""How a job ends that found another process at the same merge (`adapters.merge.batch`)."""
 
 WAITS: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
                           "SPECIAL_EXIT"})  # fmt: skip

@@ -1,6 +1,6 @@
 """What only the parts of weights can tell, found while their bytes pass: a rank's part that holds nothing but zeros.
 
-One tally goes with all files of one bundle; two of them may be written at the same time. It reads nothing itself. NaN
+One witness goes with all files of one bundle; two of them may be written at the same time. It reads nothing itself. NaN
 and infinities are for whoever sees the file that is made (`sift`); `look` counts them where none is made.
 """
 
@@ -17,7 +17,7 @@ from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Finding
 
 
-class Tally:
+class Witness:
     """Counts over the tensors of a bundle that is being made."""
 
     def __init__(self, subject: str, names: Iterable[str], *, allowed: Mapping[str, str] | None = None) -> None:
@@ -83,14 +83,14 @@ class Tally:
             )
 
 
-def look(items: Iterable[Item], tally: Tally) -> None:
+def look(items: Iterable[Item], witness: Witness) -> None:
     """Read tensors for their values alone. Raises OSError, FormatFault."""
     for item in items:
         nan = inf = 0
-        for part in tally.passing(item):
+        for part in witness.passing(item):
             more = values.special(item.stored, part)
             nan, inf = nan + more[0], inf + more[1]
-        tally.count(item.name, nan, inf)
+        witness.count(item.name, nan, inf)
 
 
 def _empty(files: list[str], count: int) -> Finding:
