@@ -66,8 +66,8 @@ def _rows(
             reason = structure.complete(job.path, mark=False)
             try:
                 judged = None if reason else intake.judge(job, rules[job.root])
-            except errors.WeighbridgeError as error:
-                reason = error.why or error.what
+            except (errors.WeighbridgeError, OSError) as error:
+                reason = _told(job, error)
                 store.advance(job, "blocked", reason=reason)
                 judged = None
             asked[job.id] = judged if isinstance(judged, Judged) else None
@@ -93,11 +93,8 @@ def _published(intake: Intake, job: Job, judged: Judged | None, rule: WatchRule)
         return _row(job, "it is not finished")
     try:
         admission = intake.admit(judged._replace(job=job), rule, hashed=False)
-    except errors.WeighbridgeError as error:
-        return _row(job, error.why or error.what)
-    except OSError as error:  # the folder moved on meanwhile, or a file of it cannot be read
-        told = disk.translate(error, f"{job.path} cannot be read")
-        return _row(job, told.why or told.what)
+    except (errors.WeighbridgeError, OSError) as error:
+        return _row(job, _told(job, error))
     files = [{"path": f.path, "size": admission.size_of(f), "role": f.role} for f in admission.files]
     warnings = [f for f in admission.findings if f.severity == "warn"]
     return _row(job, None) | {
@@ -106,6 +103,12 @@ def _published(intake: Intake, job: Job, judged: Judged | None, rule: WatchRule)
         "unread": judged.artifact.unread,
         "warnings": [{"code": f.code, "subject": f.subject, "message": f.message} for f in warnings],
     }
+
+
+def _told(job: Job, error: errors.WeighbridgeError | OSError) -> str:
+    """Return an error as the reason of a row; the folder may have moved on, or a file of it cannot be read."""
+    told = disk.translate(error, f"{job.path} cannot be read") if isinstance(error, OSError) else error
+    return told.why or told.what
 
 
 def _row(job: Job, reason: str | None) -> dict[str, Any]:

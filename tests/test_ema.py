@@ -1,5 +1,7 @@
 """The `ema` key of a watch rule: running averages are published, preferred or dropped, as tables and as files."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +302,29 @@ def test_push_takes_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     said = desk.registry("push", apart / refused, "--name", "files", "--ema", ema)
     assert said.code == 5
     assert f"registry push {apart / taken}" in said.err
+
+
+def test_push_of_the_working_directory_sees_the_folders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`registry push .` inside a folder decides by the folder's own name and by what lies beside it."""
+    desk = Desk(tmp_path / "desk", monkeypatch)
+    for name in ("final", "final_ema"):
+        builders.lora_adapter(tmp_path / "run" / name)
+    monkeypatch.chdir(tmp_path / "run" / "final")
+    said = desk.registry("push", ".", "--name", "sft", "--ema", "prefer", "--dry-run")
+    assert said.code == 5
+    assert "final_ema holds the averaged weights of final" in said.err
+
+
+def test_push_needs_no_sight_of_what_lies_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who may enter the folder above, but not list it, can push what lies in it."""
+    desk = Desk(tmp_path / "desk", monkeypatch)
+    folder = builders.lora_adapter(tmp_path / "closed" / "final")
+    listed = os.listdir
+
+    def shut(place: Any = ".") -> list[Any]:
+        if os.fspath(place) == str(folder.parent):
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return listed(place)
+
+    monkeypatch.setattr(os, "listdir", shut)
+    desk.ok("push", folder, "--name", "sft", "--dry-run")

@@ -1,11 +1,15 @@
 """A publisher that is killed at any request of a publication to the Hub, and the next one that takes it up."""
 
+import errno
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from weighbridge.registry.flow import commit_publish
+from weighbridge.registry.remotes.hub.child import copied
 from weighbridge_testlib.hub import Fault, TestHub, serve
 from weighbridge_testlib.hub.killing import Killed, stored_twice
 from weighbridge_testlib.hub.rig import environ, run
@@ -93,3 +97,17 @@ def test_the_copy_of_a_command_ends_with_it(hub: TestHub, tmp_path: Path) -> Non
     assert (ended, refused) == (False, True)
     until(lambda: not Path(f"/proc/{pid}/cmdline").is_file() or not Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "it")
     assert hub.seen == []
+
+
+@pytest.mark.parametrize("call", ["fork", "pipe"])
+def test_a_copy_that_cannot_be_made_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A machine without a process or a descriptor to spare begins no copy, and no file of the attempt stays open."""
+
+    def refuse() -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(os, call, refuse)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    assert copied() is None
+    assert sorted(Path("/proc/self/fd").iterdir()) == before

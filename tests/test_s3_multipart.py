@@ -108,6 +108,22 @@ def test_what_was_proven_is_known_everywhere(seaweed: Server, tmp_path: Path, sa
         remote.close()
 
 
+def test_a_record_that_cannot_be_kept_fails_no_upload(
+    seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is there and proven; that its record beside it was refused costs others one look, not the upload."""
+    remote = remote_at(seaweed, "unkept")
+
+    def refuse(key: str, body: bytes) -> None:
+        raise errors.UsageError(f"{key} is refused", why=f"{len(body)} bytes are too many today")
+
+    monkeypatch.setattr(remote, "create", refuse)
+    given = big(tmp_path / "f", 2)
+    remote.upload(KEY, *given)
+    assert remote.stat(KEY).sha256 == given[2]
+    remote.close()
+
+
 CHILD = """
 import sys, threading
 from pathlib import Path

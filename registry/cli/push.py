@@ -55,6 +55,8 @@ def push(
     remote's rules. The end mark of a trainer is not waited for: whoever says "publish this" has seen that it ended. The
     same bytes keep the number they have. Ends 5 when it is refused, 8 when files are still being written.
     """
+    if path.name in {"", ".."}:  # the names of a folder and of what lies beside it are facts of a checkpoint
+        path = path.resolve()
     if codes and not reason:
         raise UsageError("--allow needs a reason", fix="--allow CODE --reason 'checked by hand'")
     for code in codes:
