@@ -14,7 +14,7 @@ RUNS = {
     "startup": ((),),
     "idle": ((),),
     "ingest": ((),),
-    "inspect": ((),),
+    "inspection": ((),),
     "merge": ((),),
     "hub": ((),),
     "s3": ((),),

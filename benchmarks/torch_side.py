@@ -1,4 +1,4 @@
-"""Torch's side of the benchmark `inspect`: makes a torch file, and reads its list beside our reader.
+"""Torch's side of the benchmark `inspection`: makes a torch file, and reads its list beside our reader.
 
     torch_side.py FILE MATRICES ROWS ROUNDS
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from weighbridge.daemon.copying import STAGING
-from weighbridge.daemon.homes import Homes
+from weighbridge.daemon.homes import Home, Homes
 from weighbridge.daemon.jobstore import ACTIVE, JobStore
 from weighbridge.registry import findings
 from weighbridge.registry.errors import (
@@ -21,13 +21,17 @@ from weighbridge.registry.errors import (
     WeighbridgeError,
     WithdrawnError,
 )
-from weighbridge.registry.flow.collect import collect
+from weighbridge.registry.flow import snapshot
+from weighbridge.registry.flow.collect import clear, collect
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.types import Finding
 
 LEFTOVER_AFTER: Final = 2 * 86_400.0
 """Seconds after which what a dead publisher staged on a remote is swept."""
+
+CLEARED_FOR: Final = 60 * 86_400.0
+"""Seconds after its claim for which a number that was given up is looked at for files of a publisher that came late."""
 
 FORGOTTEN_AFTER: Final = 30 * 86_400.0
 """Seconds after which a job that ended without a version is forgotten."""
@@ -85,13 +89,30 @@ class Upkeep:
         for place in self._needed():
             with suppress(OSError):
                 os.utime(place)  # what a job of ours waits with is no leftover, however long its remote was away
-        for name in sorted(self._names):
-            with suppress(WeighbridgeError):
-                home = self._homes.get(name)
-                home.remote.sweep(LEFTOVER_AFTER)
-                claims = [(str(row["name"]), int(row["n"])) for row in home.catalog.open_claims()]
-                for gone, n in collect(home.remote, home.registry, by=self._host, open_claims=claims):
-                    self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
+        for name in sorted(self._homes.health):
+            if name in self._names or self._homes.known(name) is not None:  # mirrors that get deliveries are open
+                self._sweep(name)
+
+    def _sweep(self, name: str) -> None:
+        """Sweep one remote; what these credentials may not do keeps nobody from the rest."""
+        with suppress(WeighbridgeError):
+            place = self._homes.get(name)
+            for task in (
+                lambda: place.remote.sweep(LEFTOVER_AFTER),
+                lambda: snapshot.sweep(place.remote, LEFTOVER_AFTER),
+                lambda: self._collect(place),
+            ):
+                with suppress(DeniedError):
+                    task()
+
+    def _collect(self, home: Home) -> None:
+        """Give up and tell what nobody finished. A mirror decides nothing: what is open there ends with its home."""
+        if home.name not in self._names or home.remote.properties.commits:
+            return
+        loose = home.catalog.loose_ends()
+        for gone, n in collect(home.remote, home.registry, by=self._host, loose_ends=loose):
+            self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
+        clear(home.remote, home.catalog.given_up(home.remote.now() - CLEARED_FOR))
 
     def sweep_own(self) -> None:
         """Remove stages in our own folder that no job refers to."""

@@ -26,6 +26,7 @@ from weighbridge.registry.types import FeedEntry, Receipt, Row
 _BUSY_MS = 10_000
 _CACHE_KB = 32_000
 _PAGE = 1024
+_TOLD = ("tag_moves", "tags", "versions", "names", "heads", "untold")
 
 
 class Catalog(read.View):
@@ -130,7 +131,7 @@ class Catalog(read.View):
     def forget(self) -> None:
         """Drop everything the feed told; what was sealed and confirmed stays."""
         with self.immediate():
-            for table in ("tag_moves", "tags", "versions", "names", "heads"):
+            for table in _TOLD:
                 self.link.execute(f"DELETE FROM {table} WHERE registry = ?", (self.id,))
             self.mark(cursor=0, cursor_size=None, cursor_modified=None, names=0, versions=0, bytes=0)
 
@@ -142,7 +143,7 @@ class Catalog(read.View):
     def replace(self, name: str, commit: str | None, entries: Iterable[FeedEntry]) -> None:
         """Make the rows of a name exactly what `entries` say, as read at a commit; None: the name is gone."""
         with self.immediate():
-            for table in ("tag_moves", "tags", "versions", "names", "heads"):
+            for table in _TOLD:
                 self.link.execute(f"DELETE FROM {table} WHERE registry = ? AND name = ?", (self.id, name))
             if commit is not None:
                 self.apply(None, entries)
@@ -158,11 +159,19 @@ class Catalog(read.View):
         """
         self.apply_all(seq, ((entry, told_at) for entry in entries))
 
+    def found(self, decisions: Sequence[FeedEntry]) -> None:
+        """Take in decisions that were found by looking, and remember that the feed has not told them."""
+        with self.immediate():
+            self.apply(None, decisions)
+            rows = [{"registry": self.id, "name": entry.name, "n": entry.n} for entry in decisions]
+            self.link.executemany("INSERT OR IGNORE INTO untold VALUES (:registry, :name, :n)", rows)
+
     def apply_all(self, seq: int | None, facts: Iterable[tuple[FeedEntry, float | None]]) -> None:
         """Take in entries of several objects at once, each with the store time of its object."""
         with self.immediate():
             rows: dict[tuple[str, int], read.Row] = {}
             held: dict[str, bool] = {}
+            untold = self._untold() if seq is not None else set()
             for entry, told_at in facts:
                 if entry.type == "tag":
                     self._apply_tag(entry)
@@ -174,6 +183,9 @@ class Catalog(read.View):
                             held[entry.name] = self._holds(entry.name)
                         rows[key] = (self._told(*key) if held[entry.name] else None) or _blank(*key)
                     _apply_fact(rows[key], entry, told_at)
+                    if key in untold and entry.type in {"version", "void"}:
+                        sql = "DELETE FROM untold WHERE registry = ? AND name = ? AND n = ?"
+                        self.link.execute(sql, (self.id, *key))
             touched = sorted({name for name, _ in rows})
             known = set(self._known(touched))
             new = [dict.fromkeys(read.NAME) | {"name": n, "versions": 0, "bytes": 0} for n in touched if n not in known]
@@ -196,6 +208,9 @@ class Catalog(read.View):
         if at is None or at["seq"] < seq:
             row = {"name": entry.name, "tag": entry.tag, "seq": seq, "n": entry.to}
             self._put("tags", ("registry", "name", "tag"), [self._mine(row, read.TAG)])
+
+    def _untold(self) -> set[tuple[str, int]]:
+        return set(self.link.execute("SELECT name, n FROM untold WHERE registry = ?", (self.id,)).fetchall())
 
     def _holds(self, name: str) -> bool:
         sql = "SELECT 1 FROM versions WHERE registry = ? AND name = ? LIMIT 1"

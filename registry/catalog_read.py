@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from weighbridge.registry.refs import split
 
-SCHEMA: Final = 5
+SCHEMA: Final = 6
 """Steps in `migrations.catalog`."""
 
 CHECKED_WHOLE: Final = 1 << 20
@@ -227,6 +227,27 @@ class View:
     def open_claims(self) -> list[Row]:
         """Return the versions that are claimed and not known to be decided."""
         return self._rows("v.registry = ? AND v.state = 'open'", [self.id], order="v.name, v.n")
+
+    def loose_ends(self) -> list[tuple[str, int]]:
+        """Return the numbers whose end the feed does not tell, by name and number.
+
+        They are claimed and not known to be decided, or decided and untold, or were passed over: below the highest
+        number of a name and never told at all.
+        """
+        open_ = "SELECT name, n FROM versions WHERE registry = ? AND state = 'open'"
+        untold = "SELECT name, n FROM untold WHERE registry = ?"
+        found = {(name, n) for sql in (open_, untold) for name, n in self.link.execute(sql, (self.id,))}
+        gaps = "SELECT name, max(n) FROM versions WHERE registry = ? GROUP BY name HAVING max(n) > count(*)"
+        for name, highest in self.link.execute(gaps, (self.id,)).fetchall():
+            sql = "SELECT n FROM versions WHERE registry = ? AND name = ?"
+            told = {n for (n,) in self.link.execute(sql, (self.id, name))}
+            found |= {(name, n) for n in range(1, highest) if n not in told}
+        return sorted(found)
+
+    def given_up(self, since: float) -> list[tuple[str, int]]:
+        """Return the numbers that were claimed since then, in seconds since 1970, and given up."""
+        sql = "SELECT name, n FROM versions WHERE registry = ? AND state = 'void' AND claimed_at >= ? ORDER BY name, n"
+        return [(str(name), int(n)) for name, n in self.link.execute(sql, (self.id, since))]
 
     def tag(self, name: str, tag: str) -> Row | None:
         """Return where a tag stands: seq, and n or None."""

@@ -191,3 +191,15 @@ def copies_that_were_verified(db: Database) -> None:
             seal INTEGER NOT NULL DEFAULT 0,
             PRIMARY KEY (registry, name, n)
         ) WITHOUT ROWID""")
+
+
+@catalog()
+def decisions_that_nobody_told(db: Database) -> None:
+    """Decisions that were found by looking at an open claim, until the feed tells them: their writer may be dead."""
+    db.execute("""
+        CREATE TABLE untold (
+            registry INTEGER NOT NULL REFERENCES registries (id) ON DELETE CASCADE,
+            name TEXT NOT NULL,
+            n INTEGER NOT NULL,
+            PRIMARY KEY (registry, name, n)
+        ) WITHOUT ROWID""")

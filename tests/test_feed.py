@@ -340,6 +340,30 @@ def test_a_snapshot_builds_on_the_one_before(shelf: Shelf) -> None:
     assert [entry.n for entry in found.entries] == [1, 2, 3]
 
 
+def test_superseded_snapshots_go_when_readers_had_time() -> None:
+    """Young ones and two spares stay, so that a damaged newest one has another behind it; the feed stays whole."""
+    time = 1_800_000_000.0
+    remote = MemoryRemote(clock=lambda: time)
+    for seq in (512, 1024, 1536, 2048):
+        remote.create(layout.snapshot(seq), snapshot.encode(seq, 1, [version(n=seq)]))
+        time += 3600
+    remote.create(f"{layout.SNAPSHOTS}of-somebody-else", b"")
+
+    def left() -> list[int]:
+        return [seq for stat in remote.list(layout.SNAPSHOTS) if (seq := layout.snapshot_number(stat.key)) is not None]
+
+    assert snapshot.sweep(remote, 3.5 * 3600) == 0
+    assert snapshot.sweep(remote, 1.5 * 3600) == 1
+    assert left() == [2048, 1536, 1024]
+    assert snapshot.sweep(remote, 0) == 1
+    assert snapshot.sweep(remote, 0) == 0
+    assert left() == [2048, 1536]
+    assert remote.stat(f"{layout.SNAPSHOTS}of-somebody-else")
+    found = snapshot.load(remote, upto=2047)
+    assert found is not None
+    assert found.seq == 1536
+
+
 def test_a_flipped_bit_in_a_snapshot_is_noticed() -> None:
     """Whatever bit changes, the snapshot is refused or unpacks to exactly what was written."""
     stored = snapshot.encode(512, 1, [version(n=n) for n in range(1, 5)])

@@ -11,7 +11,9 @@ from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, notes, tags
 from weighbridge.registry.flow.follow import Carried, beside, carry, numbers
 from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.flow.mirror import deliver
 from weighbridge.registry.flow.verify import verify_version
+from weighbridge.registry.flow.withdraw import purge, withdraw
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.memory import MemoryRemote
 from weighbridge.registry.remotes.protocol import Chunk, Remote, Stat
@@ -87,6 +89,19 @@ def test_a_cut_copy_goes_on_where_it_stopped(ways: Ways, kind: str) -> None:
     stages = ways.folder / "mirror" / layout.stages(NAME)
     assert not [*ways.scratch.glob("*"), *stages.glob("*")]
     assert ways.carry(mirror, registry).outcome == "there"
+
+
+def test_a_copy_that_was_taken_back_is_not_revived(ways: Ways) -> None:
+    """Whether its files are still there or purged: what a mirror's own mark withdraws is not brought again."""
+    mirror, registry = ways.mirror("memory")
+    ways.carry(mirror, registry)
+    withdraw(mirror, registry, NAME, 1, who="lw", why="wrong data")
+    for _ in range(2):
+        with pytest.raises(errors.WithdrawnError, match="withdrawn"):
+            deliver(ways.home, mirror, NAME, 1, mirror_name="mirror", registry=registry, scratch=ways.scratch)
+        assert ways.carry(mirror, registry).outcome == "withdrawn"
+        purge(mirror, NAME, 1, grace=-60)
+    assert WEIGHTS not in {stat.key for stat in mirror.list(layout.version(NAME, 1))}
 
 
 def test_damage_at_home_goes_no_further(ways: Ways) -> None:

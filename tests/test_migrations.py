@@ -17,6 +17,7 @@ NAMES = [
     "manifests_and_receipts",
     "heads_of_repositories",
     "copies_that_were_verified",
+    "decisions_that_nobody_told",
 ]
 
 

@@ -58,3 +58,10 @@ def test_the_four_folders_cannot_be_imported_bare() -> None:
     """Outside the checkout `import config` and `import registry` find nothing of ours."""
     code = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) for n in ('registry', 'daemon', 'config')))"
     assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0
+
+
+def test_no_program_hides_a_module_of_python() -> None:
+    """Python puts a program's folder first, so a benchmark called `inspect` would be imported by `dataclasses`."""
+    programs = [path for folder in ("benchmarks", "tests", "tests/proofs") for path in (ROOT / folder).glob("*.py")]
+    assert len(programs) > 20
+    assert {path.stem for path in programs} & sys.stdlib_module_names == set()

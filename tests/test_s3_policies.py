@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from weighbridge.registry import errors, layout
+from weighbridge.registry.flow import snapshot
 from weighbridge.registry.flow.collect import collect
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import publish
@@ -151,6 +152,9 @@ def test_a_collector_clears_up(role: Open, tmp_path: Path) -> None:
     key = f"{collector.link.place.prefix}models/m/v1/w"
     collector.link.ask("create_multipart_upload", "x", Key=key)
     assert collector.sweep(-60) == 1
+    for seq in (512, 1024, 1536):
+        writer.create(layout.snapshot(seq), snapshot.encode(seq, 1, []))
+    assert snapshot.sweep(collector, -60) == 1
     assert policies.refused == []
     with pytest.raises(errors.DeniedError):
         collector.delete("weighbridge.json")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from weighbridge.config.settings import RemoteSettings
 from weighbridge.daemon import upkeep
 from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.registry import layout
@@ -69,3 +70,20 @@ def test_a_stage_that_a_job_waits_with_is_never_swept(bench: Bench) -> None:
     folder.rmdir()
     bench.work()
     assert list(bench.versions()) == ["team-run@v1"]
+
+
+def test_a_mirror_is_swept_like_a_home(tmp_path: Path) -> None:
+    """What a dead publisher staged on a mirror goes as well, and a home that refuses keeps no other from its turn."""
+    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
+    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
+    (tmp_path / "mirror").mkdir()
+    bench.catalog.close()
+    bench.open()
+    bench.homes.get("mirror")
+    left = tmp_path / "mirror/models/team-run/_wb/stage/of-somebody-dead"
+    left.mkdir(parents=True, mode=0o700)
+    os.utime(left, (0, 0))
+    bench.away = True
+    keeper(bench).sweep()
+    assert not left.exists()
+    bench.catalog.close()

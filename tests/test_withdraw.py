@@ -6,18 +6,20 @@ from pathlib import Path
 import pytest
 
 from weighbridge.registry import errors, layout
+from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.flow import tags
 from weighbridge.registry.flow.claim import claim
-from weighbridge.registry.flow.collect import DEAD_AFTER, collect
+from weighbridge.registry.flow.collect import DEAD_AFTER, clear, collect
 from weighbridge.registry.flow.feed import changes
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import publish, sealed
+from weighbridge.registry.flow.sync import sync
 from weighbridge.registry.flow.withdraw import GRACE, purge, withdraw
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.memory import MemoryRemote
 from weighbridge.registry.types import Receipt
 from weighbridge_testlib.audit import audit
-from weighbridge_testlib.faults import Call, Fault, Faulty
+from weighbridge_testlib.faults import Call, Fault, Faulty, Killed
 from weighbridge_testlib.publishing import OTHER, OWNER, candidate, rendered
 from weighbridge_testlib.shelf import payload
 
@@ -46,6 +48,13 @@ class Place:
         """Claim a number and leave it open."""
         made = candidate(self.remote, self.folder / str(seed), seed=seed)
         return claim(self.remote, self.registry, NAME, sealed(made), OTHER).claim.n
+
+    def claim_and_tell(self, seed: int) -> None:
+        """Claim a number, tell the team, and die."""
+        made = candidate(self.remote, self.folder / str(seed), seed=seed)
+        dying = Faulty(self.remote, lambda call: "die-before" if call.key.startswith(layout.version(NAME, 2)) else None)
+        with pytest.raises(Killed):
+            publish(dying, "home", self.registry, made, OTHER, render=rendered)
 
     def told(self, kind: str) -> list[int | None]:
         """Return the numbers the feed told of."""
@@ -167,11 +176,11 @@ def test_open_claims_are_given_up_after_seven_days(place: Place) -> None:
 
 
 def test_a_catalogue_saves_the_walk(place: Place) -> None:
-    """With the open claims of a catalogue nothing else is looked at; stale ones do no harm."""
+    """With the loose ends of a catalogue nothing else is looked at; stale ones do no harm."""
     n = place.open(2)
     place.time += DEAD_AFTER
     faulty = Faulty(place.remote)
-    voided = collect(faulty, place.registry, by="c", open_claims=[(NAME, 1), (NAME, n), (NAME, 9), ("none", 1)])
+    voided = collect(faulty, place.registry, by="c", loose_ends=[(NAME, n), (NAME, 9), ("none", 1)])
     assert voided == [(NAME, n)]
     assert faulty.count("folders") == 0
 
@@ -188,3 +197,68 @@ def test_a_claim_that_is_finished_at_the_last_moment_stays(place: Place) -> None
 
     assert collect(Faulty(place.remote, plan), place.registry, by="collector") == []
     assert audit(place.remote).committed.keys() == {(NAME, 1), (NAME, n)}
+
+
+@pytest.mark.parametrize("kind", ["void", "version"])
+def test_a_decision_whose_writer_died_is_told_by_the_collector(place: Place, kind: str) -> None:
+    """Readers find it by its claim; the feed learns of it once, and no catalogue looks at the claim any more."""
+    if kind == "version":
+        made = candidate(place.remote, place.folder / "2", seed=2)
+        dying = Faulty(place.remote, lambda call: "die-after" if call.key == layout.manifest(NAME, 2) else None)
+        with pytest.raises(Killed):
+            publish(dying, "home", place.registry, made, OWNER, render=rendered)
+    else:
+        place.claim_and_tell(2)
+        place.remote.create(layout.version(NAME, 2, "adapter_model.safetensors"), b"half")
+        place.time += DEAD_AFTER
+        dying = Faulty(place.remote, lambda call: "die-after" if call.key == layout.manifest(NAME, 2) else None)
+        with pytest.raises(Killed):
+            collect(dying, place.registry, by="collector")
+    assert 2 not in place.told(kind)
+    catalog = Catalog.open(None, place.registry.registry, durable=False)
+    sync(place.remote, catalog)
+    assert catalog.loose_ends() == [(NAME, 2)]
+    place.time += DEAD_AFTER
+    assert collect(place.remote, place.registry, by="next", loose_ends=catalog.loose_ends()) == []
+    assert place.told(kind).count(2) == 1
+    sync(place.remote, catalog)
+    assert (catalog.loose_ends(), catalog.open_claims()) == ([], [])
+    left = {stat.key.rpartition("/")[2] for stat in place.remote.list(layout.version(NAME, 2))}
+    assert (left == {"manifest.json"}) == (kind == "void")
+    catalog.close()
+    audit(place.remote)
+
+
+def test_a_claim_that_was_never_told_is_given_up_once_it_is_a_gap(place: Place) -> None:
+    """Its owner died before the announcement; the next number shows that one is missing, and a void ends it."""
+    n = place.open(2)
+    place.publish(3)
+    catalog = Catalog.open(None, place.registry.registry, durable=False)
+    sync(place.remote, catalog)
+    assert catalog.loose_ends() == [(NAME, n)]
+    place.time += DEAD_AFTER
+    assert collect(place.remote, place.registry, by="c", loose_ends=catalog.loose_ends()) == [(NAME, n)]
+    sync(place.remote, catalog)
+    assert (catalog.loose_ends(), catalog.given_up(0)) == ([], [(NAME, n)])
+    catalog.close()
+
+
+def test_what_a_late_writer_leaves_under_a_void_is_cleared(place: Place) -> None:
+    """A publisher that came back after its number was given up and may not delete leaves files; they go."""
+    n = place.open(2)
+    place.time += DEAD_AFTER
+    collect(place.remote, place.registry, by="collector")
+    place.remote.create(layout.version(NAME, n, "adapter_model.safetensors"), b"late")
+    assert clear(place.remote, [(NAME, n), (NAME, 1), (NAME, 9)]) == 1
+    audit(place.remote)
+
+
+def test_a_mirror_gives_up_nothing_of_another_home(place: Place) -> None:
+    """A claim that came from another registry waits for its home, however long it lies open here."""
+    mirror = MemoryRemote(clock=lambda: place.time)
+    registry = open_registry(mirror, create=True)
+    n = place.open(2)
+    mirror.create(layout.claim(NAME, n), place.remote.read(layout.claim(NAME, n)))
+    place.time += 2 * DEAD_AFTER
+    for loose_ends in (None, [(NAME, n)]):
+        assert collect(mirror, registry, by="c", loose_ends=loose_ends) == []

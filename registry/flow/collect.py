@@ -1,15 +1,20 @@
-"""Giving up what nobody finished: after seven days by the store's clock an open claim is voided.
+"""Tying up what dead publishers left: open claims, decisions that nobody told, files under numbers that were given up.
 
-A wrong guess is safe: of void and manifest one is created, and a publisher that still runs claims a new number.
+After seven days by the store's clock an open claim is voided. A wrong guess is safe: of void and manifest one is
+created, and a publisher that still runs claims a new number.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import once
-from weighbridge.registry.flow.decide import void
+from weighbridge.registry.flow import decide, feed, once
+from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.manifest import parse_json
 from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.times import spelled
 
 DEAD_AFTER: Final = 7 * 86_400.0
 """Seconds by the store's clock after which the owner of an open claim is taken for dead."""
@@ -20,26 +25,75 @@ def collect(
     registry: types.Registry,
     *,
     by: str,
-    open_claims: Iterable[tuple[str, int]] | None = None,
+    loose_ends: Iterable[tuple[str, int]] | None = None,
     dead_after: float = DEAD_AFTER,
 ) -> list[tuple[str, int]]:
-    """Void every open claim that is old enough and return (name, number) of each.
+    """Void every open claim of this registry that is old enough and return (name, number) of each.
 
-    `open_claims` are those a catalogue knows of; without them every claim of the remote is looked at.
+    Claims of other registries lie on a mirror, which decides nothing: they end as they end at their home.
+
+    `loose_ends` are the numbers of which a catalogue does not know from the feed how they ended: those that were
+    decided all the same are told to the team, as whoever decided them died before that. Without them every claim of the
+    remote is looked at, and nothing is told but what is voided.
     """
     deadline = remote.now() - dead_after
     voided = []
-    for name, n in _all_claims(remote, deadline) if open_claims is None else open_claims:
+    for name, n in _all_claims(remote, deadline) if loose_ends is None else loose_ends:
         try:
-            if remote.stat(layout.claim(name, n)).modified > deadline:
+            claimed_at = remote.stat(layout.claim(name, n)).modified
+            if claimed_at > deadline:
                 continue
-            if once.look(remote, layout.manifest(name, n)) is not None:
+            stored = once.look(remote, layout.manifest(name, n))
+            if stored is not None:
+                if loose_ends is not None:
+                    _tell(remote, registry, (name, n), stored, spelled(claimed_at))
                 continue
-            void(remote, registry, name, n, reason="nobody finished it in time", by=by)
+            if not _is_given_here(remote, registry, name, n):
+                continue
+            decide.void(remote, registry, name, n, reason="nobody finished it in time", by=by)
         except (errors.ConflictError, errors.MissingError):  # finished at the last moment, or never claimed
             continue
         voided.append((name, n))
     return voided
+
+
+def clear(remote: Remote, given_up: Iterable[tuple[str, int]]) -> int:
+    """Remove what lies under numbers that were given up, and return how many files that were.
+
+    A publisher that came back too late and may not delete left it there, or whoever gave the number up was killed.
+    """
+    removed = 0
+    for name, n in given_up:
+        with suppress(errors.ConflictError, errors.MissingError):
+            removed += decide.clear_void(remote, name, n)
+    return removed
+
+
+def _tell(remote: Remote, registry: types.Registry, number: tuple[str, int], stored: bytes, claimed_at: str) -> None:
+    """Announce a decision that the feed lacks; a damaged one is for `rebuild` and `verify` to name."""
+    name, n = number
+    key = layout.manifest(name, n)
+    try:
+        found = decided(stored, key)
+    except errors.IntegrityError:
+        return
+    if isinstance(found, Void):
+        decide.clear_void(remote, name, n)
+        entry = feed.void_entry(name, n, stored, stored_at=claimed_at)
+    else:
+        card = once.look(remote, layout.version(name, n, "README.md"))
+        card_sha256 = None if card is None else sha256_bytes(card)
+        entry = feed.version_entry(name, n, found, card_sha256=card_sha256, stored_at=claimed_at)
+    feed.announce(remote, registry, [entry])
+
+
+def _is_given_here(remote: Remote, registry: types.Registry, name: str, n: int) -> bool:
+    key = layout.claim(name, n)
+    try:
+        claim = parse_json(remote.read(key), key)
+    except errors.IntegrityError:
+        return True  # nobody can finish it
+    return not isinstance(claim, dict) or claim.get("registry") == registry.registry
 
 
 def _all_claims(remote: Remote, deadline: float) -> Iterator[tuple[str, int]]:

@@ -16,7 +16,7 @@ from weighbridge.registry.flow import commit_mirror, feed, fetch, once
 from weighbridge.registry.flow import place as places
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.decide import decide, receipt
-from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.decision import Void, decided, withdrawn
 from weighbridge.registry.flow.publish import version_entry
 from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.flow.stage import Bundle
@@ -46,14 +46,17 @@ def deliver(
     `registry` is the mirror's own, for its feed; `scratch` a folder for the bytes where the mirror has no stage. Every
     byte is verified on its way; after a cut the next call goes on with what has come. `begin` is called with the files
     before the first byte, and not at all when the version is there already and whole. Raises DivergedError when the
-    mirror holds something else, WithdrawnError and NotFoundError when the home has no such version, and what the
-    remotes raise.
+    mirror holds something else, NotFoundError when the home has no such version, WithdrawnError when it was taken back
+    at home or on the mirror, whose files a purge may have deleted for good, and what the remotes raise.
     """
     repositories = commits.of(mirror)
     if repositories is not None:
         return commit_mirror.deliver(home, repositories, name, n, mirror_name=mirror_name, scratch=scratch)
     manifest = checked_manifest(home, name, n)
     claimed, told = _bring_claims(home, mirror, name, n)
+    mark = once.look(mirror, layout.withdrawn(name, n))
+    if mark is not None:
+        raise withdrawn(name, n, mark)
     if claimed.committed:
         try:
             return receipt(mirror, mirror_name, claimed)

@@ -25,6 +25,9 @@ SCHEMA: Final = "weighbridge/snapshot/1"
 EVERY: Final = 512
 """Objects of the feed from one snapshot to the next."""
 
+SPARE: Final = 2
+"""Snapshots that are kept beside the young ones, as the newest may turn out to be damaged."""
+
 SIZE_LIMIT: Final = 2 << 30
 """Bytes a snapshot may unpack to."""
 
@@ -99,6 +102,24 @@ def load(remote: Remote, *, above: int = 0, upto: int | None = None) -> Snapshot
         except FeedDamagedError:
             continue
     return None
+
+
+def sweep(remote: Remote, older_than: float) -> int:
+    """Remove snapshots for which newer ones have been there for so many seconds, and return how many.
+
+    A reader who listed them before has had that time to read a newer one, and whoever finds none reads the feed, of
+    which nothing is ever removed.
+    """
+    if remote.properties.commits:
+        return 0
+    stats = [stat for stat in remote.list(layout.SNAPSHOTS) if layout.snapshot_number(stat.key) is not None]
+    if len(stats) <= SPARE:
+        return 0
+    deadline = remote.now() - older_than
+    old = [stat for stat in stats if stat.modified <= deadline]  # newest first, as their keys count downwards
+    for stat in old[SPARE:]:
+        remote.delete(stat.key)
+    return len(old[SPARE:])
 
 
 def _listed(remote: Remote, limit: int | None) -> Iterable[int]:

@@ -132,7 +132,7 @@ def _resolve(remote: Remote, catalog: Catalog) -> tuple[int, list[str]]:
         with ThreadPoolExecutor(workers, thread_name_prefix="resolve") as pool:
             answers = list(pool.map(one, rows))
     entries = [answer for answer in answers if isinstance(answer, FeedEntry)]
-    catalog.apply(None, entries)
+    catalog.found(entries)
     return len(entries), [answer for answer in answers if isinstance(answer, str)]
 
 

@@ -152,7 +152,7 @@ def main() -> int:
     cpu = {gigabytes: statistics.median(c.cpu for c in costs) for gigabytes, costs in growth.items()}
     best = {name: min(values) for name, values in (listed | taken).items()}
     return measure.report(
-        "inspect",
+        "inspection",
         {
             "cpu_seconds_of_100_shards": (statistics.median(c.cpu for c in many), CPU_MAX),
             "cpu_16_gb_over_1_gb": (cpu[16] / cpu[1], GROWTH_BAR),
