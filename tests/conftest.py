@@ -54,3 +54,12 @@ def juicefs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     servers = importlib.import_module("weighbridge_testlib.seaweed")
     with servers.juicefs(tmp_path_factory.mktemp("juicefs")) as server:
         yield server
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Run a Hub; nobody waits long for a lost commit to arrive, and no token of it goes to another host."""
+    monkeypatch.setattr("weighbridge.registry.flow.commit_publish.LOOKS", (0.0, 0.05))
+    with importlib.import_module("weighbridge_testlib.hub").serve() as running:
+        yield running
+        assert running.leaked() == []

@@ -9,21 +9,19 @@ import pytest
 
 from weighbridge.daemon.jobs import delay
 from weighbridge.registry import errors
-from weighbridge.registry.flow import commit_publish
 from weighbridge.registry.flow.decision import committed
-from weighbridge_testlib.hub import Fault, TestHub, serve
+from weighbridge_testlib.hub import Fault, TestHub
 from weighbridge_testlib.hub.bench import HUB, HubBench, adapter, close_all
 from weighbridge_testlib.hub.rig import remote
 from weighbridge_testlib.hub.store import Repo
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
-    """Run a Hub, and close what the tests opened."""
-    monkeypatch.setattr(commit_publish, "LOOKS", (0.0,))
-    with serve() as running:
-        yield running
-        close_all()
+@pytest.fixture(autouse=True)
+def _closed(hub: TestHub) -> Iterator[None]:
+    """Close what the tests opened before the Hub ends."""
+    del hub
+    yield
+    close_all()
 
 
 def repo_of(hub: TestHub, name: str = "team-run") -> Repo:

@@ -1,10 +1,7 @@
 """What goes wrong between a cluster and the Hub, one test for each public failure, numbered as in docs/remotes-hub.md.
 
-Ours, and beside it the symptom on the plain client where it can be shown (the short ones are in test_hub_symptoms.py):
-
-    1-6, 9-11, 15-17, 20       both
-    13                         both, in test_hub_pull.py: a_refused_question_never_gives_an_older_answer
-    7, 8, 12, 14, 18, 19, 21   ours; the symptom is another library's, an older client's, or one without an end
+Ours; the symptom on the plain client stands beside it or, under the same number, in test_hub_symptoms.py. 13 has both
+in test_hub_pull.py: a_refused_question_never_gives_an_older_answer.
 
 Plans of faults: a stale head once (test_hub_publish.py: somebody_commits_in_between), 504 though it landed (05), a
 refused card (test_hub_publish.py: a_card_is_checked), storage used up (test_hub_bad_days.py: organisation full),
@@ -16,7 +13,10 @@ import resource
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ from huggingface_hub import HfApi
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.plan import Policy
 from weighbridge.registry import errors
-from weighbridge.registry.flow import commit_publish
 from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.remotes.hub import locks
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.preflight import Limits
+from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.types import RunFacts
 from weighbridge_testlib.builders import lora_adapter
 from weighbridge_testlib.hub import Fault, TestHub, serve
@@ -41,15 +41,6 @@ from weighbridge_testlib.hub.store import Repo
 NAME = "medical-sft"
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
-    """Run a Hub; nobody waits long for a lost commit to arrive."""
-    monkeypatch.setattr(commit_publish, "LOOKS", (0.0, 0.05))
-    with serve() as running:
-        yield running
-        assert running.leaked() == []
-
-
 def repo_of(hub: TestHub) -> Repo:
     """Return the repository of the tests' name."""
     return hub.store.get(f"acme/{NAME}")
@@ -58,6 +49,18 @@ def repo_of(hub: TestHub) -> Repo:
 def titles(hub: TestHub) -> list[str]:
     """Return the titles of main's commits, newest first."""
     return [commit.title for commit in repo_of(hub).history("main")]
+
+
+def number(who: HubRemote, place: Path, seed: int) -> int:
+    """Publish a content of its own and return its number."""
+    return publish(who, place / str(seed), seed=seed).n
+
+
+def at_once(calls: Sequence[Callable[[], int]]) -> list[int]:
+    """Return what all of them return; they begin together."""
+    gate = threading.Barrier(len(calls))
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(lambda call: (gate.wait(), call())[1], calls))
 
 
 def test_07_a_remote_that_always_says_stale_is_given_up_on(hub: TestHub, tmp_path: Path) -> None:
@@ -185,17 +188,7 @@ def test_06_parallel_writers_plan_again(hub: TestHub, tmp_path: Path) -> None:
     ann, other = remote(hub, tmp_path / "ann"), remote(hub, tmp_path / "other")
     publish(ann, tmp_path / "1")
     assert run(PARALLEL, environ(hub, tmp_path / "plain", **LFS)) == [200, 412]
-    gate, landed = threading.Barrier(2), []
-
-    def work(who: object, seed: int) -> None:
-        gate.wait()
-        landed.append(publish(who, tmp_path / str(seed), seed=seed).n)  # type: ignore[arg-type]
-
-    threads = [threading.Thread(target=work, args=(who, seed)) for seed, who in ((2, ann), (3, other))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    landed = at_once([partial(number, who, tmp_path, seed) for seed, who in ((2, ann), (3, other))])
     assert sorted(landed) == [2, 3]
     assert sorted(repo_of(hub).tags) == ["v1", "v2", "v3"]
     ann.close()
@@ -305,11 +298,18 @@ def test_10_an_upload_that_memory_ran_out_for_is_told_as_such(
     ann.close()
 
 
-def test_14_a_lock_that_cannot_be_had_stops_nobody(tmp_path: Path) -> None:
-    """On a file system without locks, or where nothing can be written, commits are guarded all the same."""
+def test_14_locks_that_lie_cost_nothing(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none can be had, or everybody gets one, commits are guarded all the same: each version has its number."""
     (tmp_path / "file").write_text("in the way")
     with locks.held(tmp_path / "file", "acme/m"), locks.held(tmp_path / "locks", "acme/n"):
         pass
+    monkeypatch.setattr(locks, "held", lambda _folder, _name: nullcontext())
+    everybody = [remote(hub, tmp_path / who) for who in ("ann", "other")]
+    publish(everybody[0], tmp_path / "first", seed=9)
+    landed = at_once([partial(number, who, tmp_path, seed) for seed, who in enumerate(everybody)])
+    assert sorted(landed) == [2, 3]
+    for one in everybody:
+        one.close()
 
 
 def test_15_a_token_that_may_not_create_still_writes(hub: TestHub, tmp_path: Path) -> None:
@@ -385,17 +385,7 @@ def test_21_a_version_is_never_skipped_because_another_is_on_its_way(hub: TestHu
     """Three versions asked for while the first is still uploading: all of them land."""
     ann = remote(hub, tmp_path / "ann")
     hub.faults.add(Fault("lfs-put", "slow", seconds=0.1))
-    landed: list[int] = []
-
-    def work(seed: int) -> None:
-        landed.append(publish(ann, tmp_path / str(seed), seed=seed).n)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(landed) == [1, 2, 3]
+    assert sorted(at_once([partial(number, ann, tmp_path, seed) for seed in (1, 2, 3)])) == [1, 2, 3]
     ann.close()
 
 

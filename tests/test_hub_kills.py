@@ -1,31 +1,23 @@
 """A publisher that is killed at any request of a publication to the Hub, and the next one that takes it up."""
 
 import errno
+import json
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from weighbridge.registry.flow import commit_publish
 from weighbridge.registry.remotes.hub.child import copied
-from weighbridge_testlib.hub import Fault, TestHub, serve
-from weighbridge_testlib.hub.killing import Killed, stored_twice
-from weighbridge_testlib.hub.rig import environ, run
+from weighbridge_testlib.hub import Fault, TestHub
+from weighbridge_testlib.hub.killing import Killed, ended, stored_twice
+from weighbridge_testlib.hub.rig import environ
 from weighbridge_testlib.hub.store import Repo
-from weighbridge_testlib.yard import until
 
 NAME = "medical-sft"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
-    """Run a Hub; nobody waits long for a lost commit to arrive."""
-    monkeypatch.setattr(commit_publish, "LOOKS", (0.0, 0.05))
-    with serve() as running:
-        yield running
-        assert running.leaked() == []
 
 
 def repo_of(hub: TestHub) -> Repo:
@@ -70,14 +62,12 @@ def test_a_publisher_that_is_killed_is_taken_up_again(
 
 def test_the_uploading_child_ends_with_its_parent(hub: TestHub, tmp_path: Path) -> None:
     """When the publisher is killed in the middle of an upload, nothing of it goes on behind its back."""
-    hub.faults.add(Fault("lfs-put", "stall", seconds=0.5))
+    hub.faults.add(Fault("lfs-put", "stall"))  # the other file's upload is still under way at that moment
     job = Killed(hub, environ(hub, tmp_path / "ann"), tmp_path / "run", (70_000, 70_001), way="child")
     job.run(at=1, when="before", on="PUT /_storage")
-    hub.wait(0.6)
-    before = len(hub.seen)
-    hub.wait(0.5)
-    assert len(hub.seen) == before
-    assert hub.count("commit") == 0
+    assert job.orphans, "it had begun the child that uploads"
+    assert all(ended(child) for child in job.orphans)
+    assert (hub.count("lfs-put"), hub.count("commit")) == (2, 0)
 
 
 COPIED = """
@@ -87,15 +77,23 @@ child, gate = copied(), threading.Event()
 thread = threading.Thread(target=gate.wait)
 thread.start()
 print(json.dumps([child.pid, child.ended(), copied() is None]), flush=True)
+input()
 os._exit(0)  # as a command that is killed: nobody ends the child
 """
 
 
 def test_the_copy_of_a_command_ends_with_it(hub: TestHub, tmp_path: Path) -> None:
     """What `registry push` begins in order to upload ends by itself; a process with threads is never copied."""
-    pid, ended, refused = run(COPIED, environ(hub, tmp_path))
-    assert (ended, refused) == (False, True)
-    until(lambda: not Path(f"/proc/{pid}/cmdline").is_file() or not Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "it")
+    words = [sys.executable, "-W", "ignore", "-c", COPIED]
+    with subprocess.Popen(
+        words, env=environ(hub, tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        pid, gone, refused = json.loads(command.stdout.readline())
+        assert (gone, refused) == (False, True)
+        copy = os.pidfd_open(pid)
+        command.communicate("\n")
+    assert ended(copy)
     assert hub.seen == []
 
 

@@ -1,14 +1,13 @@
 """The Hub as a mirror of a folder, and a folder as a mirror of the Hub: the same numbers, claims and bytes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout
-from weighbridge.registry.flow import commit_publish, tags
+from weighbridge.registry.flow import tags
 from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.flow.follow import beside, carry
 from weighbridge.registry.flow.marker import open_registry
@@ -18,22 +17,13 @@ from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.ledger import LEDGER_FILE, VERSION_FILE, parse_ledger
-from weighbridge_testlib.hub import Fault, TestHub, serve
+from weighbridge_testlib.hub import Fault, TestHub
 from weighbridge_testlib.hub.rig import publish, remote
 from weighbridge_testlib.hub.store import Repo
 from weighbridge_testlib.publishing import OWNER, candidate
 from weighbridge_testlib.shelf import payload
 
 NAME = "medical-sft"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
-    """Run a Hub; nobody waits long for a lost commit to arrive."""
-    monkeypatch.setattr(commit_publish, "LOOKS", (0.0, 0.05))
-    with serve() as running:
-        yield running
-        assert running.leaked() == []
 
 
 def repo_of(hub: TestHub) -> Repo:

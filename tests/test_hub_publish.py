@@ -3,7 +3,7 @@
 import json
 import random
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from weighbridge.registry import errors, layout
 from weighbridge.registry.card import render as render_card
 from weighbridge.registry.card import split_people
-from weighbridge.registry.flow import commit_publish, notes, tags
+from weighbridge.registry.flow import notes, tags
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import Render
 from weighbridge.registry.flow.publish import publish as flow_publish
@@ -30,15 +30,6 @@ from weighbridge_testlib.shelf import payload
 NAME = "medical-sft"
 MIB = 1 << 20
 WAYS = ("lfs", "child", "xet")
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
-    """Run a Hub; nobody waits long for a lost commit to arrive."""
-    monkeypatch.setattr(commit_publish, "LOOKS", (0.0, 0.05))
-    with serve() as running:
-        yield running
-        assert running.leaked() == []
 
 
 def repo_of(hub: TestHub) -> Repo:

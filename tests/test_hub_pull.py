@@ -22,7 +22,7 @@ from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.remotes.ledger import LEDGER_FILE
 from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib.builders import lora_adapter
-from weighbridge_testlib.hub import Fault, TestHub, serve
+from weighbridge_testlib.hub import Fault, TestHub
 from weighbridge_testlib.hub import Limits as HubLimits
 from weighbridge_testlib.hub.rig import environ, publish, remote, run
 from weighbridge_testlib.hub.store import Repo
@@ -34,14 +34,6 @@ LARGE = {
     "tokenizer/tokenizer.json": b"{}",
     "tokenizer/empty.txt": b"",
 }
-
-
-@pytest.fixture
-def hub() -> Iterator[TestHub]:
-    """Run a Hub."""
-    with serve() as running:
-        yield running
-        assert running.leaked() == []
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Repositories that are there already: made by hand, adopted, renamed, given to another organisation."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,7 +9,7 @@ import pytest
 from weighbridge.registry import errors, layout
 from weighbridge.registry.card import render as render_card
 from weighbridge.registry.catalog import Catalog
-from weighbridge.registry.flow import commit_publish, sync, tags
+from weighbridge.registry.flow import sync, tags
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import publish as flow_publish
 from weighbridge.registry.flow.pull import pull
@@ -18,22 +17,13 @@ from weighbridge.registry.flow.resolve import resolve
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.remotes.ledger import LEDGER_FILE, parse_ledger
-from weighbridge_testlib.hub import TestHub, serve
+from weighbridge_testlib.hub import TestHub
 from weighbridge_testlib.hub.rig import environ, publish, remote
 from weighbridge_testlib.hub.store import Repo
 from weighbridge_testlib.publishing import OWNER, candidate
 from weighbridge_testlib.shelf import facts, payload
 
 NAME = "medical-sft"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
-    """Run a Hub; nobody waits long for a lost commit to arrive."""
-    monkeypatch.setattr(commit_publish, "LOOKS", (0.0, 0.05))
-    with serve() as running:
-        yield running
-        assert running.leaked() == []
 
 
 def repo_of(hub: TestHub, name: str = NAME) -> Repo:

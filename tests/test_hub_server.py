@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -85,13 +84,6 @@ def folder(tmp_path: Path) -> Path:
     (root / "empty.txt").write_bytes(b"")
     (root / "名 前 #1?.txt").write_text("こんにちは")
     return root
-
-
-@pytest.fixture
-def hub() -> Iterator[TestHub]:
-    """Run a Hub."""
-    with serve() as running:
-        yield running
 
 
 @pytest.mark.parametrize("way", ["lfs", "multipart", "xet"])

@@ -1,6 +1,7 @@
 """Publishing in a process of its own that dies at a chosen request."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any, Final
 from weighbridge.registry.remotes.hub.child import GROUP
 from weighbridge_testlib.hub.rig import TRANSPORTS
 from weighbridge_testlib.hub.server import TestHub
+from weighbridge_testlib.measure import children
 
 _PROGRAM: Final = """
 import os, sys
@@ -34,6 +36,8 @@ class Killed:
         self._hub = hub
         self._env = dict(env) | TRANSPORTS[way] | {"INLINE": "0" if way == "child" else str(GROUP)}
         self._words = [str(folder), *map(str, sizes)]
+        self.orphans: list[int] = []
+        """Descriptors of the processes that the killed one had begun, to be given to `ended`."""
 
     def run(self, *, at: int | None = None, when: str = "before", on: str = "") -> tuple[bool, str]:
         """Publish; kill it at the `at`-th request that begins with `on`. Returns whether it died, and what it said."""
@@ -48,6 +52,7 @@ class Killed:
             seen += 1
             if seen == at and process is not None:
                 died = True
+                self.orphans = [os.pidfd_open(child) for child in children(process.pid)]
                 os.kill(process.pid, signal.SIGKILL)
                 process.wait()
 
@@ -65,6 +70,14 @@ class Killed:
             self._hub.watch = lambda _when, _line: None
         assert died or process.returncode == 0, err[-3000:]
         return died, out.strip()
+
+
+def ended(process: int) -> bool:
+    """Wait until the process of a descriptor has ended, and close it; False when it goes on for half a minute."""
+    try:
+        return process in select.select([process], [], [], 30)[0]
+    finally:
+        os.close(process)
 
 
 def stored_twice(hub: TestHub) -> dict[str, Any]:
