@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from weighbridge.registry.flow import commit_publish
 from weighbridge.registry.remotes.hub.child import copied
 from weighbridge_testlib.hub import Fault, TestHub
 from weighbridge_testlib.hub.killing import Killed, ended, stored_twice
