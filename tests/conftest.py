@@ -1,5 +1,6 @@
 """What holds for every test: no stray environment, no network beyond this machine, builders with readable asserts."""
 
+import compileall
 import importlib
 import os
 from collections.abc import Iterator
@@ -16,6 +17,13 @@ settings.register_profile("house", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("house")
 
 _LEAKY = ("WEIGHBRIDGE_", "HF_", "AWS_", "XDG_")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile product and test library once: the hundreds of commands that tests start would each do it anew."""
+    if not hasattr(config, "workerinput"):
+        for part in ("registry", "daemon", "adapters", "config", "tests/lib"):
+            compileall.compile_dir(config.rootpath / part, quiet=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

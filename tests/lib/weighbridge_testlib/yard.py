@@ -6,8 +6,8 @@
         yard.daemon_once()
         yard.check(contents=1)
 
-The commands run as processes of their own with an environment of their own, as a person would start them. The checkers
-of tests/proofs run as processes too: they share nothing with the product.
+The commands run as processes of their own with an environment of their own, as a person would start them, and `passage`
+in this process. The checkers of tests/proofs run as processes too: they share nothing with the product.
 """
 
 import json
@@ -24,6 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+
+from weighbridge.config.load import load
+from weighbridge.daemon.passage import Passage, once
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 BIN: Final = Path(sys.executable).parent
@@ -120,6 +123,17 @@ class Yard:
     def daemon_once(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run `registryd once` to its end."""
         return self.run([str(BIN / "registryd"), "once", *arguments], timeout=timeout)
+
+    def passage(self) -> Passage:
+        """Do here what `registryd once` does, for tests of many passages. Raises BrokenError for a problem."""
+        mask = os.umask(0o077)
+        try:
+            done = once(load(self.config, self.env), self.env)
+        finally:
+            os.umask(mask)
+        if done.problems:
+            raise BrokenError("; ".join(str(problem) for problem in done.problems))
+        return done
 
     def run(self, command: Sequence[str], *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run any command in this yard's environment."""
