@@ -197,6 +197,9 @@ class HubRemote:
         keys = (stat.key.removeprefix(prefix) for stat in self._under(prefix))
         yield from sorted({key.partition("/")[0] for key in keys if "/" in key}, key=lambda name: f"{name}/".encode())
 
+    def learn(self) -> None:
+        """There is nothing to find out."""
+
     def delete(self, key: str) -> None:
         """Raise UsageError: the Hub keeps the history of a repository."""
         raise errors.UsageError(
