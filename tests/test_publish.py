@@ -1,12 +1,14 @@
 """From files to a committed version in one call: what comes out, what repeating does, and how few requests it takes."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from weighbridge.registry import disk, errors, layout
+from weighbridge.registry import disk, errors, layout, stages
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.claim import claim
 from weighbridge.registry.flow.decide import void
@@ -61,6 +63,32 @@ def test_a_version_comes_out(remote: Remote, registry: Registry, tmp_path: Path)
     assert entries[0].stored_at == entries[1].stored_at
     assert made.bundle.place is None or not Path(made.bundle.place).exists()
     assert remote.sweep(-100) == 0
+
+
+def test_copies_that_killed_commands_left_go(tmp_path: Path) -> None:
+    """Whoever stages in the user's cache removes what nobody holds any more; what is being sent is held."""
+    root = stages.root(os.environ)
+    for name in ("dead", "young", "held"):
+        (root / name / "sub").mkdir(parents=True)
+        (root / name / "sub" / "weights").write_bytes(b"x")
+    long_ago = time.time() - 2 * stages.LEFTOVER_AFTER
+    for path in (*(root / "dead").rglob("*"), *(root / "held").rglob("*"), root / "dead", root / "held"):
+        os.utime(path, (long_ago, long_ago))
+    remote = MemoryRemote("memory://shelf")
+    written = write_files(tmp_path / "run", payload(1))
+    with stages.held(root / "held"):
+        made = prepare(remote, NAME, written, facts(), staging_folder=root)
+        assert sorted(path.name for path in root.iterdir()) == sorted(["held", "young", made.nonce])
+    swept = []
+
+    def plan(call: Call) -> None:
+        if call.method == "upload":
+            swept.append(stages.sweep(root, -100))
+
+    send(Faulty(remote, plan), open_registry(remote, create=True), made, keep_stage=True)
+    assert swept[0] == 2
+    assert set(swept[1:]) == {0}
+    assert stages.sweep(root, -100) == 1
 
 
 def test_the_card_is_rendered_around_what_people_wrote(remote: Remote, registry: Registry, tmp_path: Path) -> None:

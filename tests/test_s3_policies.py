@@ -14,8 +14,10 @@ from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import publish
 from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.flow.tags import move
+from weighbridge.registry.flow.verify import Checked, verify_version
 from weighbridge.registry.flow.withdraw import purge, withdraw
 from weighbridge.registry.remotes.s3 import multipart
+from weighbridge.registry.remotes.s3.proofs import record_key
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import seaweed as servers
 from weighbridge_testlib.audit import audit
@@ -59,6 +61,11 @@ def role(seaweed: Server, request: pytest.FixtureRequest) -> Iterator[Open]:
 def files(seed: int) -> dict[str, bytes]:
     """Return files of which one goes in parts."""
     return payload(seed) | {"adapter_model.safetensors": random.Random(seed).randbytes(multipart.PART_LEAST + 9)}
+
+
+def blocked(found: Checked) -> list[tuple[str, str]]:
+    """Return code and subject of what differs."""
+    return [(wrong.code, wrong.subject) for wrong in found.findings if wrong.severity == "block"]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
@@ -138,6 +145,43 @@ def test_a_reader_reads(role: Open, tmp_path: Path) -> None:
     with pytest.raises(errors.DeniedError):
         outside.read("weighbridge.json")
     outside.close()
+
+
+def test_a_reader_verifies_by_what_is_told(role: Open, tmp_path: Path) -> None:
+    """Who may not try the store out has its checksums and the publisher's word; who may, tries it out and has proof."""
+    writer, _ = role("writer")
+    registry = open_registry(writer, create=True)
+    made = candidate(writer, tmp_path / "a", files=files(3))
+    receipt = publish(writer, "team", registry, made, OWNER, render=rendered)
+    reader, policies = role("reader", probed=False)
+    found = verify_version(reader, receipt.name, 1, reading="nothing")
+    assert (blocked(found), found.levels) == ([], {"sha256-told": 3})
+    assert policies.refused
+    assert reader.probe.known() is None
+    assert all("/_wb/probe/" in refused for refused in policies.refused)
+    assert verify_version(reader, receipt.name, 1, reading="needed").levels == {"sha256-read": 3}
+    other, _ = role("writer", probed=False)
+    found = verify_version(other, receipt.name, 1, reading="nothing")
+    assert (blocked(found), found.levels) == ([], {"sha256-server": 2, "sha256-told": 1})
+
+
+def test_another_word_is_settled_by_reading(role: Open, tmp_path: Path) -> None:
+    """Where the store or a record tells another sha256 than the manifest, the file is read, and the bytes decide."""
+    writer, _ = role("writer", "collector")
+    registry = open_registry(writer, create=True)
+    made = candidate(writer, tmp_path / "a", files=files(3))
+    receipt = publish(writer, "team", registry, made, OWNER, render=rendered)
+    weights, config = (layout.version(receipt.name, 1, f) for f in ("adapter_model.safetensors", "adapter_config.json"))
+    record = json.loads(writer.read(record_key(weights)))
+    writer.delete(record_key(weights))
+    writer.create(record_key(weights), json.dumps(record | {"sha256": "0" * 64}).encode())
+    body = writer.read(config)
+    writer.delete(config)
+    writer.create(config, body.replace(b"{", b" ", 1))
+    reader, _ = role("reader", probed=False)
+    found = verify_version(reader, receipt.name, 1, reading="nothing")
+    assert blocked(found) == [("file-damaged", "adapter_config.json")]
+    assert found.levels == {"sha256-read": 2, "sha256-told": 1}
 
 
 def test_a_collector_clears_up(role: Open, tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def verify(*, subject: str, read: bool, quick: bool, remote: str | None, config:
     """Compare a version, a pulled folder or a published source with its record, and name what differs.
 
     REF: in a folder every byte is read; behind a network names, sizes and the store's own checksums are compared
-    without downloading anything, and what has no checksum is told. PATH of a pulled folder: compared with its
+    without downloading anything, and what rests on less is told. PATH of a pulled folder: compared with its
     manifest.json, nobody is asked. PATH of a source folder: compared with what the daemon published from it. Ends 5
-    when anything differs.
+    when anything differs, and 8 when nothing does but of some files only the size is known.
     """
     if read and quick:
         raise UsageError("--read and --quick exclude each other", fix="leave one of them out")
@@ -133,8 +133,10 @@ def _source(path: Path, settings: Settings, out: Output) -> int:
 
 
 def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output) -> int:
-    """Print the result and return the exit code: 5 when anything differs."""
+    """Print the result and return the exit code: 5 when anything differs, 8 when something is not proven."""
     wrong = [finding for finding in checked.findings if finding.severity != "note"]
+    unproven = not wrong and checked.levels.get("size", 0) > 0
+    code = 5 if wrong else 8 if unproven else 0
     if out.as_json:
         out.json(
             {
@@ -142,7 +144,7 @@ def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output
                 "kind": kind,
                 "subject": subject,
                 "ref": ref,
-                "outcome": outcome(checked.findings),
+                "outcome": "wait" if unproven else outcome(checked.findings),
                 "content": checked.content,
                 "manifest_sha256": checked.manifest,
                 "files": checked.files,
@@ -153,7 +155,7 @@ def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output
                 "findings": [msgspec.to_builtins(finding) for finding in checked.findings],
             }
         )
-        return 5 if wrong else 0
+        return code
     for found in checked.findings:
         word = out.paint(found.severity, _STYLES[found.severity])
         about = "" if found.subject in found.message else f"{found.subject}: "
@@ -165,13 +167,16 @@ def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output
     verdict = f"{len(wrong)} of its objects differ{'s' if len(wrong) == 1 else ''}" if wrong else _sound(checked)
     what = f"{subject} ({ref})" if ref is not None and ref != subject else subject
     out.say(f"{what}: {count}{part}, {size(checked.bytes)}, {verdict}")
-    return 5 if wrong else 0
+    return code
 
 
 def _sound(checked: Checked) -> str:
     """Say what "sound" rests on where that is less than every byte."""
-    unproven = checked.levels.get("size", 0)
-    if unproven:
-        some = "1 file has" if unproven == 1 else f"{unproven} files have"
-        return f"nothing differs, but {some} no checksum there and only the size was compared (--read reads all)"
+    sizes, told = checked.levels.get("size", 0), checked.levels.get("sha256-told", 0)
+    if sizes:
+        some = "1 file has" if sizes == 1 else f"{sizes} files have"
+        return f"nothing differs, but {some} no checksum there and only the size was compared (--quick reads such)"
+    if told:
+        some = "for 1 file" if told == 1 else f"for {told} files"
+        return f"sound by the store's own checksums, {some} by the word of whoever published it (--quick reads such)"
     return "sound by the store's own checksums" if checked.levels.get("sha256-server") else "sound"

@@ -6,13 +6,11 @@ Every step can be repeated after a crash, by anybody who has the bytes.
 
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from weighbridge.config.places import cache_dir
-from weighbridge.registry import errors, layout, types
+from weighbridge.registry import errors, layout, stages, types
 from weighbridge.registry.flow import feed, once, papers
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.claim import claim
@@ -71,9 +69,9 @@ def prepare(
 
     Where the remote has a stage of its own, the copy is already the one that is published. For others it lies in
     `staging_folder`; without one, or when `auto` finds no room there, the files are read in place (direct). What is
-    made out of a source (`made`, of `inputs` where they are several) is always staged, at need in a temporary folder.
-    Raises SourceChangedError, VanishedError, DiskFullError, RefusedError where the weights hold NaN, UsageError, and
-    what `made` raises.
+    made out of a source (`made`, of `inputs` where they are several) is always staged, at need in the user's cache,
+    where what killed commands left is swept. Raises SourceChangedError, VanishedError, DiskFullError, RefusedError
+    where the weights hold NaN, UsageError, and what `made` raises.
     """
     check_name(name)
     nonce = secrets.token_hex(16)
@@ -83,11 +81,13 @@ def prepare(
         place = staging_folder / nonce
     if place is None and remote.properties.commits:
         # What is committed at once cannot be looked at again before the decision: it always goes from a private copy.
-        place, own = Path(cache_dir(os.environ), "stage", nonce), True
+        place, own = stages.root(os.environ) / nonce, True
         mode = "copy" if mode == "direct" else mode
     if place is None and made:
         mode = "copy"
-        place = Path(tempfile.mkdtemp(prefix="weighbridge-"))
+        place = stages.root(os.environ) / nonce
+    if place is not None and place.parent == stages.root(os.environ):
+        stages.sweep(place.parent, stages.LEFTOVER_AFTER)
     try:
         bundle = staging.stage(
             files, place, mode=mode, transform=transform, made=made, inputs=inputs, reserve=reserve, progress=progress
@@ -143,51 +143,53 @@ def publish(
     """
     manifest = sealed(candidate)
     feed_at: feed.Head | None = None
-    for _ in range(NUMBERS_MAX if not remote.properties.commits else COMMITS_MAX):
-        claimed = claim(
-            remote,
-            registry,
-            candidate.name,
-            manifest,
-            owner,
-            derivation=candidate.derivation,
-            again=again,
-            share=share,
-            adopt=adopt,
-            known=known,
-        )
-        if claimed.committed:
-            done = receipt(remote, remote_name, claimed)
-            if needs_telling(remote, claimed):
-                _tell(remote, registry, claimed, untold)
+    place = candidate.bundle.place
+    with stages.held(None if place is None else Path(place)):
+        for _ in range(NUMBERS_MAX if not remote.properties.commits else COMMITS_MAX):
+            claimed = claim(
+                remote,
+                registry,
+                candidate.name,
+                manifest,
+                owner,
+                derivation=candidate.derivation,
+                again=again,
+                share=share,
+                adopt=adopt,
+                known=known,
+            )
+            if claimed.committed:
+                done = receipt(remote, remote_name, claimed)
+                if needs_telling(remote, claimed):
+                    _tell(remote, registry, claimed, untold)
+                break
+            feed_at = feed_at or feed.head(remote, registry)
+            seq = feed.announce(remote, registry, [claim_entry(claimed)], known=feed_at)
+            feed_at = feed.Head(seq, feed_at.epoch)
+            n = claimed.claim.n
+            ours = manifest_of(claimed)
+            if render is None:
+                files: Mapping[str, bytes] = papers.render(remote, ours, candidate.name, n, people=people)
+            else:
+                files = render(ours, candidate.name, n)
+            try:
+                verified = upload(remote, claimed, candidate.bundle, files, progress)
+                if candidate.bundle.mode == "direct":
+                    staging.recheck(candidate.bundle)
+                done = decide(remote, remote_name, claimed, verified)
+            except errors.VoidedError:
+                clear_void(remote, candidate.name, n)
+                continue
+            _tell(remote, registry, claimed, untold, feed_at)
             break
-        feed_at = feed_at or feed.head(remote, registry)
-        seq = feed.announce(remote, registry, [claim_entry(claimed)], known=feed_at)
-        feed_at = feed.Head(seq, feed_at.epoch)
-        n = claimed.claim.n
-        ours = manifest_of(claimed)
-        if render is None:
-            files: Mapping[str, bytes] = papers.render(remote, ours, candidate.name, n, people=people)
         else:
-            files = render(ours, candidate.name, n)
-        try:
-            verified = upload(remote, claimed, candidate.bundle, files, progress)
-            if candidate.bundle.mode == "direct":
-                staging.recheck(candidate.bundle)
-            done = decide(remote, remote_name, claimed, verified)
-        except errors.VoidedError:
-            clear_void(remote, candidate.name, n)
-            continue
-        _tell(remote, registry, claimed, untold, feed_at)
-        break
-    else:
-        raise errors.VoidedError(
-            f"{candidate.name} could not be published",
-            why=f"{NUMBERS_MAX} numbers were given up before they were committed",
-            fix="look who gives numbers up, then repeat",
-        )
-    if not keep_stage:
-        staging.discard(candidate.bundle)
+            raise errors.VoidedError(
+                f"{candidate.name} could not be published",
+                why=f"{NUMBERS_MAX} numbers were given up before they were committed",
+                fix="look who gives numbers up, then repeat",
+            )
+        if not keep_stage:
+            staging.discard(candidate.bundle)
     return done
 
 

@@ -21,10 +21,14 @@ from weighbridge.registry.remotes.protocol import Remote, Stat
 from weighbridge.registry.types import RENDERED_FILES, FileEntry, Finding, Value
 
 Reading = Literal["all", "needed", "nothing"]
-"""Which payload files are read: all; those for which the remote has no checksum of its own; none at all."""
+"""Which payload files are read: all; those for which the remote has no checksum of its own; next to none."""
 
-LEVELS: Final = ("sha256-read", "sha256-server", "size")
-"""How a file was compared: every byte, by the remote's own checksum, by its size alone; the weakest last."""
+LEVELS: Final = ("sha256-read", "sha256-server", "sha256-told", "size")
+"""How a file was compared: every byte, by the remote's own checksum, by one that rests on the word of whoever
+published it, by its size alone; the weakest last."""
+
+SMALL: Final = 16 << 20
+"""Bytes up to which a file without any checksum is read after all: of large ones that is for the user to say."""
 
 _AGAIN = "publish it again from its source, or restore the object"
 
@@ -71,9 +75,11 @@ def verify_version(
     """Compare a committed version on its remote with claim, manifest and announcement.
 
     The three digests are what the team was told, where it was. Unless all is read, the remote's own checksums count
-    where it has them; with "nothing" the other files are compared by size, which proves nothing and is told in
-    `levels`. `begin` is called with the files before the first byte. Raises NotFoundError and WithdrawnError for a
-    version that is not there, and what the remote raises; damage is returned.
+    where it has them, and it is tried out first where that is not known. With "nothing" the other files are compared by
+    what is told of them, else by size where they are large, which proves nothing: see `levels`. Small ones without a
+    checksum, and those of which something else is told, are read all the same. `begin` is called with the files before
+    the first byte. Raises NotFoundError and WithdrawnError for a version that is not there, and what the remote raises;
+    damage is returned.
     """
     try:
         manifest = checked_manifest(remote, name, n, manifest_sha256)
@@ -81,6 +87,8 @@ def verify_version(
         subject = error.what.split(" ", 1)[0]
         wrong = finding("manifest-damaged", subject, f"{error.what}: {error.why}", _AGAIN)
         return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
+    if reading != "all":
+        remote.learn()
     if begin is not None:
         begin(manifest.files)
     folder = layout.version(name, n)
@@ -127,16 +135,20 @@ def _compare(
         words = f"{shown(file.path)} has {stat.size} bytes, the manifest says {file.size}"
         return _Look("size", finding("file-size", file.path, words, _AGAIN))
     try:
-        told = remote.stat(key).sha256 if reading != "all" and stat.sha256 is None else stat.sha256
-        level = "sha256-server"
-        if reading == "all" or (reading == "needed" and told is None):
-            told, level = _read(remote, key, file, progress), "sha256-read"
+        if reading != "all":
+            stat = remote.stat(key) if stat.sha256 is None else stat
+        if reading != "all" and stat.sha256 is not None:
+            found, level = stat.sha256, "sha256-server"
+        elif reading == "nothing" and stat.told == file.sha256:
+            return _Look("sha256-told", None)
+        elif reading == "nothing" and stat.told is None and file.size > SMALL:
+            return _Look("size", None)
+        else:
+            found, level = _read(remote, key, file, progress), "sha256-read"
     except MissingError:
         return _Look(None, finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN))
-    if told is None:
-        return _Look("size", None)
-    if told != file.sha256:
-        words = f"{shown(file.path)} has sha256 {told[:12]}, the manifest says {file.sha256[:12]}"
+    if found != file.sha256:
+        words = f"{shown(file.path)} has sha256 {found[:12]}, the manifest says {file.sha256[:12]}"
         return _Look(level, finding("file-damaged", file.path, words, _AGAIN))
     return _Look(level, None)
 

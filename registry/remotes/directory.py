@@ -147,6 +147,9 @@ class DirectoryRemote:
                 if is_folder and next(_walk(self._root, f"{prefix}{name}/", prefix, None), None) is not None:
                     yield name
 
+    def learn(self) -> None:
+        """There is nothing to find out."""
+
     def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
         """Yield the objects under `prefix` in UTF-8 order, those after the key `after` only; never a stage file."""
         base = prefix.rpartition("/")[0]

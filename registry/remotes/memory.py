@@ -95,6 +95,9 @@ class MemoryRemote:
             keys = [key.removeprefix(prefix) for key in self._objects if key.startswith(prefix)]
         yield from sorted({key.partition("/")[0] for key in keys if "/" in key}, key=lambda name: f"{name}/".encode())
 
+    def learn(self) -> None:
+        """There is nothing to find out."""
+
     def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
         """Yield the objects under `prefix` in UTF-8 order, those after the key `after` only."""
         with self._lock:

@@ -39,12 +39,17 @@ class Properties(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """One object: size in bytes, the remote's own sha256 (None when it has none), store time in seconds since 1970."""
+    """One object: size in bytes, the remote's own sha256 (None when it has none), store time in seconds since 1970.
+
+    `told` is a sha256 that rests on somebody's word: the remote tells it and is not known to look at the bytes, or
+    whoever sent the file said what the remote's hash stands for. It proves nothing, and is None where `sha256` is not.
+    """
 
     key: str
     size: int
     sha256: str | None
     modified: float
+    told: str | None = None
 
 
 class Remote(Protocol):
@@ -88,6 +93,10 @@ class Remote(Protocol):
 
     def stat(self, key: str) -> Stat:
         """Return what the remote knows of one object. Raises MissingError."""
+        ...
+
+    def learn(self) -> None:
+        """Find out what the remote does with checksums, where that is not known and these credentials may try it."""
         ...
 
     def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:

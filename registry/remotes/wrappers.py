@@ -56,6 +56,10 @@ class Wrapper:
         """Return what the remote knows of one object."""
         return self.inner.stat(key)
 
+    def learn(self) -> None:
+        """Let the remote inside find out what it does with checksums."""
+        self.inner.learn()
+
     def folders(self, prefix: str) -> Iterator[str]:
         """Yield the names of the sub-folders of `prefix`."""
         yield from self.inner.folders(prefix)

@@ -18,11 +18,11 @@ from typing import Final
 
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
-from weighbridge.registry import errors, layout, types
+from weighbridge.registry import errors, layout, stages, types
 from weighbridge.registry.manifest import canonical
 from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing, Writer
-from weighbridge.registry.remotes.hub import locks, stages
+from weighbridge.registry.remotes.hub import locks
 from weighbridge.registry.remotes.hub.child import GROUP, Child, copied
 from weighbridge.registry.remotes.hub.client import Line, Patience
 from weighbridge.registry.remotes.hub.discovery import PARALLEL, listing
@@ -197,6 +197,9 @@ class HubRemote:
         keys = (stat.key.removeprefix(prefix) for stat in self._under(prefix))
         yield from sorted({key.partition("/")[0] for key in keys if "/" in key}, key=lambda name: f"{name}/".encode())
 
+    def learn(self) -> None:
+        """There is nothing to find out."""
+
     def delete(self, key: str) -> None:
         """Raise UsageError: the Hub keeps the history of a repository."""
         raise errors.UsageError(
@@ -216,7 +219,7 @@ class HubRemote:
 
     def sweep(self, older_than: float) -> int:
         """Remove what commands staged for the Hub and left behind, when nothing changed in it for so many seconds."""
-        return stages.sweep(Path(cache_dir(self.line.environ), "stage"), older_than)
+        return stages.sweep(stages.root(self.line.environ), older_than)
 
     def close(self) -> None:
         """End all uploads."""
