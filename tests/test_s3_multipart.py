@@ -246,15 +246,16 @@ def test_memory_is_bounded(seaweed: Server, tmp_path: Path) -> None:
     most: list[int] = []
 
     class Watched(Budget):
-        def take(self, count: int) -> None:
-            super().take(count)
-            most.append(self._used)
+        def take(self, count: int) -> bytearray:
+            buffer = super().take(count)
+            most.append(self._used + sum(map(len, self._spare)))
+            return buffer
 
     remote._sending = Watched(2 * PART)
     remote.upload(KEY, *big(tmp_path / "f", 6))
     assert len(most) == 6
     assert max(most) <= 2 * PART
-    assert remote._sending._used == 0
+    assert (remote._sending._used, remote._sending._spare) == (0, [])
     remote.close()
 
 

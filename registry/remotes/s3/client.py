@@ -26,6 +26,7 @@ from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors
 from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
+from weighbridge.registry.remotes.s3.signing import use_known_payload
 
 CONNECT_TIMEOUT: Final = 4.0
 """Seconds until a wrong address is an error: a person waits for it."""
@@ -283,6 +284,7 @@ class Connection:
                 fix="write endpoint as https://host",
             ) from error
         client.meta.events.register_last("before-call.s3", _send_at_once)
+        use_known_payload(client)
         return client
 
     def _note(self, answer: Any) -> None:

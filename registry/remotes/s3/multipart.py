@@ -224,18 +224,18 @@ def _send_parts(job: Job, descriptor: int, upload: str, there: Mapping[int, Mapp
     try:
         for number, start in enumerate(range(0, job.size, job.part), 1):
             size = min(job.part, job.size - start)
-            job.budget.take(size)
+            body = job.budget.take(size)
             try:
-                body = _read(job, descriptor, size)
+                _read(job, descriptor, body)
                 digest.update(body)
                 ready = _Bytes(number, body, hashlib.sha256(body).digest())
                 if sending is not None:
                     parts.append(sending.result())
                 sending = job.pool.submit(_send_part, job, upload, ready, there.get(number))
             except BaseException:
-                job.budget.give(size)
+                job.budget.give(body)
                 raise
-            sending.add_done_callback(partial(_give, job.budget, size))
+            sending.add_done_callback(partial(_give, job.budget, body))
             del body, ready
         _unchanged(job, descriptor, digest.hexdigest())
         if sending is not None:
@@ -246,20 +246,19 @@ def _send_parts(job: Job, descriptor: int, upload: str, there: Mapping[int, Mapp
     return parts
 
 
-def _give(budget: Budget, count: int, _: object) -> None:
-    budget.give(count)
+def _give(budget: Budget, body: bytearray, _: object) -> None:
+    budget.give(body)
 
 
-def _read(job: Job, descriptor: int, size: int) -> bytearray:
-    body = bytearray(size)
-    view, have = memoryview(body), 0
-    while have < size:
-        count = os.readv(descriptor, [view[have : have + _READ]])
-        if not count:
-            raise _changed(job, "it is shorter than it was")
-        have += count
-    view.release()
-    return body
+def _read(job: Job, descriptor: int, body: bytearray) -> None:
+    """Fill a buffer from where the file is."""
+    have = 0
+    with memoryview(body) as view:
+        while have < len(body):
+            count = os.readv(descriptor, [view[have : have + _READ]])
+            if not count:
+                raise _changed(job, "it is shorter than it was")
+            have += count
 
 
 def _unchanged(job: Job, descriptor: int, sha256: str) -> None:

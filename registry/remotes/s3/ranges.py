@@ -26,23 +26,37 @@ _TRIES: Final = 3
 
 
 class Budget:
-    """Bytes that may lie in memory at the same time; one that is larger than all goes alone."""
+    """Bytes that may lie in memory at the same time; one that is larger than all goes alone.
+
+    Large buffers are lent again and again, as long as any is out: fresh memory costs more than what is read into it.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._used = 0
+        self._spare: list[bytearray] = []
         self._free = threading.Condition()
 
-    def take(self, count: int) -> None:
-        """Wait until so many bytes are free, and take them."""
+    def take(self, count: int) -> bytearray:
+        """Wait until so many bytes are free, and return a buffer of them with whatever was in it."""
         with self._free:
             self._free.wait_for(lambda: self._fits(count))
             self._used += count
+            found = next((at for at, spare in enumerate(self._spare) if len(spare) == count), None)
+            if found is not None:
+                return self._spare.pop(found)
+            while self._spare and self._used + sum(map(len, self._spare)) > self._total:
+                self._spare.pop()
+        return bytearray(count)
 
-    def give(self, count: int) -> None:
-        """Give bytes back."""
+    def give(self, buffer: bytearray) -> None:
+        """Give a buffer back, which nobody looks at any more."""
         with self._free:
-            self._used -= count
+            self._used -= len(buffer)
+            if not self._used:
+                self._spare.clear()
+            elif len(buffer) >= CHUNK:
+                self._spare.append(buffer)
             self._free.notify_all()
 
     def _fits(self, count: int) -> bool:

@@ -99,7 +99,7 @@ class S3Remote:
     def create(self, key: str, body: bytes) -> None:
         """Store a small object under a free key. Raises ExistsError, OutcomeUnknownError, SplitWritersError."""
         check_key(key)
-        self._put(key, body, self._writable(), {}, look=True)
+        self._put(key, body, hashlib.sha256(body).digest(), self._writable(), {}, look=True)
 
     def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
         """Store a file under a free key; it is hashed in the one pass that sends it.
@@ -114,12 +114,12 @@ class S3Remote:
             can = self._writable()
             given = self._given(payload=size > self._single)
             if size <= self._single:
-                self._sending.take(size)
+                body = self._sending.take(size)
                 try:
-                    body = _whole(descriptor, source, size, sha256, progress)
-                    self._put(key, body, can, given, look=False)
+                    _whole(descriptor, source, body, sha256, progress)
+                    self._put(key, body, bytes.fromhex(sha256), can, given, look=False)
                 finally:
-                    self._sending.give(size)
+                    self._sending.give(body)
                 return
             if not can.multipart:
                 raise errors.UsageError(
@@ -283,14 +283,20 @@ class S3Remote:
         return given
 
     def _put(
-        self, key: str, body: bytes | bytearray, can: Capabilities, given: Mapping[str, Any], *, look: bool
+        self,
+        key: str,
+        body: bytes | bytearray,
+        digest: bytes,
+        can: Capabilities,
+        given: Mapping[str, Any],
+        *,
+        look: bool,
     ) -> None:
-        """Send one object in one request and see that the server has it.
+        """Send one object in one request and see that the server has it; `digest` is the body's sha256.
 
         `look` reads it back where the server cannot refuse a taken key; a file is read back by whoever records it.
         """
         what = f"cannot store {shown(key)}"
-        digest = hashlib.sha256(body).digest()
         extra = {**self._given(payload=False), **given, **multipart.checks(can.sha256, body, digest)}
         if (kind := _TYPES.get(Path(key).suffix)) is not None:
             extra["ContentType"] = kind
@@ -482,19 +488,19 @@ def _opened(source: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _whole(descriptor: int, source: Path, size: int, sha256: str, progress: Progress | None) -> bytearray:
+def _whole(descriptor: int, source: Path, body: bytearray, sha256: str, progress: Progress | None) -> None:
     """Read a file into the buffer that is sent. Raises SourceChangedError when it is not what was hashed."""
-    body, digest = bytearray(), hashlib.sha256()
-    with disk.speaking(f"cannot read {shown(str(source))}"):
-        while len(body) <= size and (chunk := os.read(descriptor, CHUNK)):
-            digest.update(chunk)
-            body += chunk
+    have = 0
+    with disk.speaking(f"cannot read {shown(str(source))}"), memoryview(body) as view:
+        while have < len(body) and (count := os.readv(descriptor, [view[have : have + CHUNK]])):
+            have += count
             if progress is not None:
-                progress(len(chunk))
-    if len(body) != size or digest.hexdigest() != sha256:
-        read = f"{len(body)} bytes with sha256 {digest.hexdigest()[:12]} were read"
-        raise _changed(source, f"{read}, expected were {size} with {sha256[:12]}")
-    return body
+                progress(count)
+        more = len(os.read(descriptor, 1))
+    found = hashlib.sha256(body).hexdigest()
+    if have != len(body) or more or found != sha256:
+        read = f"{have + more} bytes with sha256 {found[:12]} were read"
+        raise _changed(source, f"{read}, expected were {len(body)} with {sha256[:12]}")
 
 
 def _changed(source: Path, why: str) -> errors.SourceChangedError:
