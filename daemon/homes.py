@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import types
 from weighbridge.registry.catalog import Catalog
-from weighbridge.registry.errors import NotFoundError, UnreachableError, UsageError, WeighbridgeError
+from weighbridge.registry.errors import NoRegistryError, UnreachableError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import feed
 from weighbridge.registry.flow.claims import Known
 from weighbridge.registry.flow.marker import open_registry
@@ -75,7 +75,7 @@ class Home:
         """
         try:
             found = open_registry(self.remote, create=False)
-        except NotFoundError as error:
+        except NoRegistryError as error:
             raise _gone(self.name, self.settings) from error
         _same(self.name, self.settings, self.registry.registry, found.registry)
 
@@ -161,7 +161,7 @@ class Homes:
         known = self._memory.registry_at(settings.url)
         try:
             registry = open_registry(remote, create=known is None, writer=self._writer)
-        except NotFoundError as error:
+        except NoRegistryError as error:
             raise _gone(name, settings) from error
         if known is None:
             self._memory.remember_registry(settings.url, registry.registry)

@@ -22,6 +22,7 @@ from weighbridge.registry.errors import (
     WithdrawnError,
 )
 from weighbridge.registry.flow.collect import collect
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.types import Finding
@@ -88,6 +89,7 @@ class Upkeep:
         for name in sorted(self._names):
             with suppress(WeighbridgeError):
                 home = self._homes.get(name)
+                check_writer(home.registry)
                 home.remote.sweep(LEFTOVER_AFTER)
                 claims = [(str(row["name"]), int(row["n"])) for row in home.catalog.open_claims()]
                 for gone, n in collect(home.remote, home.registry, by=self._host, open_claims=claims):

@@ -9,6 +9,7 @@ from typing import Final
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import once
 from weighbridge.registry.flow.decide import void
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.remotes.protocol import Remote
 
 DEAD_AFTER: Final = 7 * 86_400.0
@@ -27,6 +28,7 @@ def collect(
 
     `open_claims` are those a catalogue knows of; without them every claim of the remote is looked at.
     """
+    check_writer(registry)
     deadline = remote.now() - dead_after
     voided = []
     for name, n in _all_claims(remote, deadline) if open_claims is None else open_claims:

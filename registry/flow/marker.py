@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from weighbridge.registry import layout, types
-from weighbridge.registry.errors import IntegrityError, NotFoundError, SplitWritersError, UsageError
+from weighbridge.registry.errors import IntegrityError, NoRegistryError, SplitWritersError, UsageError
 from weighbridge.registry.flow import once
 from weighbridge.registry.manifest import canonical, parse_json
 from weighbridge.registry.refs import shown
@@ -21,14 +21,14 @@ def open_registry(
 ) -> types.Registry:
     """Return the registry of a remote; `create` begins one where there is none. Of two that begin it, one does.
 
-    Where the remote cannot refuse a taken key, the registry that begins belongs to `writer` alone. Raises NotFoundError
-    where there is none and `create` is False, UsageError when a newer format must be understood to read it or it cannot
-    be shared, and IntegrityError when the marker is damaged.
+    Where the remote cannot refuse a taken key, the registry that begins belongs to `writer` alone. Raises
+    NoRegistryError where there is none and `create` is False, UsageError when a newer format must be understood to read
+    it or it cannot be shared, and IntegrityError when the marker is damaged.
     """
     stored = once.look(remote, layout.MARKER)
     if stored is None:
         if not create:
-            raise NotFoundError(
+            raise NoRegistryError(
                 f"there is no registry at {shown(remote.url)}",
                 why=f"it holds no {layout.MARKER}",
                 fix="correct the URL; the first registry push or registry mirror to it begins a registry there",

@@ -62,7 +62,7 @@ class Server(NamedTuple):
             prefix=f"{prefix}/",
             endpoint=self.secure if tls else self.endpoint,
             ca=str(self.ca) if tls else None,
-            first_timeout=60.0,  # how fast a busy machine answers first says nothing about the product
+            patience=60.0,  # how fast a busy machine answers first says nothing about the product
         )
         return place._replace(**changes)
 
