@@ -113,6 +113,11 @@ def _gone(name: str, settings: RemoteSettings) -> UnreachableError:
     )
 
 
+def keeps_out(error: WeighbridgeError) -> bool:
+    """Tell whether an error keeps us from a remote as a whole: no answer, no leave, or a remote set up wrongly."""
+    return isinstance(error, UnreachableError) or bool(error.data.get("remote"))
+
+
 class Homes:
     """All configured remotes; safe to use from several threads."""
 
@@ -174,15 +179,16 @@ class Homes:
         begun = time.monotonic()
         try:
             result = call()
-        except UnreachableError as error:
-            self.health[name] = Health(ok=False, at=time.time(), error=error)
+        except WeighbridgeError as error:
+            if keeps_out(error):
+                self.health[name] = Health(ok=False, at=time.time(), error=error)
             raise
         self.health[name] = Health(ok=True, seconds=time.monotonic() - begun, at=time.time())
         return result
 
-    def failed(self, name: str, error: UnreachableError) -> None:
-        """Note that a remote gave no answer to a request that did not go through `watched`."""
-        if name in self.health:
+    def failed(self, name: str, error: WeighbridgeError) -> None:
+        """Note what kept us from a remote in a request that did not go through `watched`."""
+        if name in self.health and keeps_out(error):
             self.health[name] = Health(ok=False, at=time.time(), error=error)
 
     def known(self, name: str) -> Home | None:

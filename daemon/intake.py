@@ -24,7 +24,7 @@ from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.config.settings import DaemonSettings, RemoteSettings, WatchRule
 from weighbridge.daemon import policy
 from weighbridge.daemon.drift import recheck
-from weighbridge.daemon.homes import Home, Homes
+from weighbridge.daemon.homes import Home, Homes, keeps_out
 from weighbridge.daemon.jobstore import Job, JobStore
 from weighbridge.daemon.settle import Listing
 from weighbridge.daemon.tagging import tag_best
@@ -397,8 +397,10 @@ class Intake:
                 home.confirm()
                 always = home.remote.properties.commits
                 place = home.remote.stage(job.name or "", nonce)
-            except errors.UnreachableError as error:
-                self._homes.failed(rule.home, error)  # the bytes are kept here until it answers again
+            except errors.WeighbridgeError as error:
+                if not keeps_out(error):
+                    raise
+                self._homes.failed(rule.home, error)  # the bytes are kept here until it can be used again
             if place is None:
                 own = True
                 place = Path(self._settings.state, STAGING, nonce)

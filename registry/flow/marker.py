@@ -58,7 +58,7 @@ def check_writer(registry: types.Registry, remote: Remote | None = None, owner: 
     Raises SplitWritersError when it belongs to another writer than `owner`.
     """
     if registry.min_writer > FORMAT:
-        raise _newer("write", registry.min_writer)
+        raise _newer("write", registry.min_writer, registry.registry)
     if remote is not None:
         _check_shared(remote, registry.mode)
     if owner is not None and registry.mode == "single-writer" and registry.writer not in {None, owner.daemon}:
@@ -85,7 +85,7 @@ def _parse(stored: bytes, url: str) -> types.Registry:
     # A newer format may have fields of other types: its version is judged before its shape.
     minimum = document.get("min_reader") if isinstance(document, dict) else None
     if isinstance(minimum, int) and minimum > FORMAT:
-        raise _newer("read", minimum)
+        raise _newer("read", minimum, url)
     try:
         registry = msgspec.convert(document, types.Registry)
         uuid.UUID(registry.registry)
@@ -98,9 +98,10 @@ def _parse(stored: bytes, url: str) -> types.Registry:
     return registry
 
 
-def _newer(verb: str, minimum: int) -> UsageError:
+def _newer(verb: str, minimum: int, url: str) -> UsageError:
     return UsageError(
         f"this registry needs a newer weighbridge to {verb} it",
         why=f"format {minimum} is needed, this version knows format {FORMAT}",
         fix="upgrade weighbridge",
+        remote=url,
     )

@@ -30,8 +30,9 @@ _CA: Final = "name the store's certificate authority: ca = /path.pem, or AWS_CA_
 _NO_FILE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _NO_PEM: Final = ("NO_CERTIFICATE_OR_CRL_FOUND", "PEM lib", "NO_START_LINE", "[X509")
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
-_HANDSHAKE: Final = ("CERTIFICATE_VERIFY_FAILED", "certificate", "ALERT", *_NO_TLS)
-_REASON: Final = re.compile(r"certificate verify failed: (.+?)\.?(?: \(_ssl|$)")
+_OTHER_NAME: Final = "doesn't match"
+_HANDSHAKE: Final = (_OTHER_NAME, "CERTIFICATE_VERIFY_FAILED", "certificate", "ALERT", *_NO_TLS)
+_REASON: Final = re.compile(r"(?:certificate verify failed: |(?=hostname '))(.+?)\.?(?: \(_ssl|$)")
 
 
 def plain(error: BaseException) -> str:
@@ -70,7 +71,7 @@ def tls(error: boto.SSLError, *, first: bool) -> Rule:
     found = _REASON.search(text)
     reason = found[1] if found else text
     why = f"its certificate is not accepted: {reason}" if found else f"its TLS is not accepted: {reason}"
-    if "mismatch" in reason:
+    if "mismatch" in reason or _OTHER_NAME in reason:
         return Rule("tls", why, "write endpoint with a name that stands in the certificate")
     if "expired" in reason or "not yet valid" in reason:
         return Rule("tls", why, "let the store's certificate be renewed, or set this machine's clock")

@@ -340,6 +340,10 @@ def _by_status(code: str, status: int, *, write: bool, silent: bool) -> Rule:
         return Rule("range", None, None)
     if status == 409:
         return Rule("conflict", None, _AGAIN)
+    if status == 503 and not write and silent:
+        return Rule(
+            "slow", f"the answer {code} is not in the words of S3: it may be another's than the store's", _AGAIN
+        )
     if status == 503 and not write:  # to HEAD even SlowDown has no words
         return Rule("slow", "the store asks for fewer requests", _AGAIN)
     if status == 507:
