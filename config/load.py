@@ -94,9 +94,10 @@ REMOTE_KEYS: Final[dict[str, Check]] = {
     "encryption": values.encryption,
     "storage_class": values.choice(*STORAGE_CLASSES),
     "writers": values.choice(*WRITERS),
+    "patience": values.positive_duration,
 }
 CACHE_KEYS: Final[dict[str, Check]] = {"max": values.size}
-S3_KEYS: Final = ("region", "addressing", "ca", "profile", "encryption", "storage_class", "writers")
+S3_KEYS: Final = ("region", "addressing", "ca", "profile", "encryption", "storage_class", "writers", "patience")
 MERGE_KEYS: Final[dict[str, Check]] = {
     "executor": values.choice(*EXECUTORS),
     "scratch": values.path,

@@ -101,6 +101,8 @@ class RemoteSettings(NamedTuple):
     storage_class: str | None = None
     writers: str = "many"
     """"one" is for stores that cannot refuse a key that is taken."""
+    patience: float | None = None
+    """Seconds in which an S3 store has to give its first answer; None: whoever asks says how long."""
 
 
 class SlurmSettings(NamedTuple):

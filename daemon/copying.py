@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from weighbridge.config.settings import DaemonSettings
-from weighbridge.daemon.homes import Homes
+from weighbridge.daemon.homes import Homes, keeps_out
 from weighbridge.registry import errors
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admit import Admission
@@ -31,8 +31,10 @@ def stage(
             opened.confirm()
             always = opened.remote.properties.commits
             place = opened.remote.stage(name, nonce)
-        except errors.UnreachableError as error:
-            homes.failed(home, error)  # the bytes are kept here until it answers again
+        except errors.WeighbridgeError as error:
+            if not keeps_out(error):
+                raise
+            homes.failed(home, error)  # the bytes are kept here until it can be used again
         if place is None:
             own = True
             place = Path(settings.state, STAGING, nonce)

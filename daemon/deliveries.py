@@ -91,8 +91,7 @@ class Deliveries:
             if not _passes(error):
                 self._note(row, "blocked", why)
                 return
-            if isinstance(error, errors.UnreachableError):
-                self._homes.failed(remote, error)
+            self._homes.failed(remote, error)
             until = self._clock() + delay(error, row["attempts"], random.random())  # noqa: S311 - jitter
             self._store.delivered(
                 remote, name, n, state="waiting", reason=why, until=until, attempts=row["attempts"] + 1

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import types
 from weighbridge.registry.catalog import Catalog
-from weighbridge.registry.errors import NotFoundError, UnreachableError, UsageError, WeighbridgeError
+from weighbridge.registry.errors import NoRegistryError, UnreachableError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import feed
 from weighbridge.registry.flow.claims import Known
 from weighbridge.registry.flow.marker import open_registry
@@ -75,7 +75,7 @@ class Home:
         """
         try:
             found = open_registry(self.remote, create=False)
-        except NotFoundError as error:
+        except NoRegistryError as error:
             raise _gone(self.name, self.settings) from error
         _same(self.name, self.settings, self.registry.registry, found.registry)
 
@@ -111,6 +111,11 @@ def _gone(name: str, settings: RemoteSettings) -> UnreachableError:
         why=f"{settings.url} holds no marker any more",
         fix="mount it, or restore weighbridge.json; nothing is written there before",
     )
+
+
+def keeps_out(error: WeighbridgeError) -> bool:
+    """Tell whether an error keeps us from a remote as a whole: no answer, no leave, or a remote set up wrongly."""
+    return isinstance(error, UnreachableError) or bool(error.data.get("remote"))
 
 
 class Homes:
@@ -161,7 +166,7 @@ class Homes:
         known = self._memory.registry_at(settings.url)
         try:
             registry = open_registry(remote, create=known is None, writer=self._writer)
-        except NotFoundError as error:
+        except NoRegistryError as error:
             raise _gone(name, settings) from error
         if known is None:
             self._memory.remember_registry(settings.url, registry.registry)
@@ -174,15 +179,16 @@ class Homes:
         begun = time.monotonic()
         try:
             result = call()
-        except UnreachableError as error:
-            self.health[name] = Health(ok=False, at=time.time(), error=error)
+        except WeighbridgeError as error:
+            if keeps_out(error):
+                self.health[name] = Health(ok=False, at=time.time(), error=error)
             raise
         self.health[name] = Health(ok=True, seconds=time.monotonic() - begun, at=time.time())
         return result
 
-    def failed(self, name: str, error: UnreachableError) -> None:
-        """Note that a remote gave no answer to a request that did not go through `watched`."""
-        if name in self.health:
+    def failed(self, name: str, error: WeighbridgeError) -> None:
+        """Note what kept us from a remote in a request that did not go through `watched`."""
+        if name in self.health and keeps_out(error):
             self.health[name] = Health(ok=False, at=time.time(), error=error)
 
     def known(self, name: str) -> Home | None:

@@ -261,12 +261,12 @@ class Runner:
                     job, "settling", event="staged again", bundle=None, n=None, claim=None, attempts=job.attempts + 1
                 )
             case errors.UsageError() | errors.NotFoundError() if error.data.get("remote"):
+                self._homes.failed(job.home or "", error)
                 return self._wait(job, error, described)  # how a remote is set up, or a bucket that is not there
             case errors.NameTakenError() if error.data.get("kind"):
                 return self._rename(job, error)
             case errors.UnreachableError() | errors.DiskFullError() | errors.DeniedError() | errors.NotFinishedError():
-                if isinstance(error, errors.UnreachableError) and job.home:
-                    self._homes.failed(job.home, error)
+                self._homes.failed(job.home or "", error)
                 return self._wait(job, error, described)
             case _:
                 return self._block(job, error, described)

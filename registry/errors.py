@@ -4,6 +4,7 @@
       UsageError                     2  the command or the configuration is wrong
       NotFoundError                  3  no such name, version, tag, path or key
         MissingError                    a remote holds nothing under this key
+        NoRegistryError                 a remote is there, and no registry was begun in it
         WithdrawnError                  the version was withdrawn
         VanishedError                   a source file went away while it was looked at
       DeniedError                    4  login, scope or permission
@@ -71,6 +72,12 @@ class MissingError(NotFoundError):
     """A remote holds nothing under this key."""
 
     code = "missing-key"
+
+
+class NoRegistryError(NotFoundError):
+    """The remote is there and holds no registry."""
+
+    code = "no-registry"
 
 
 class WithdrawnError(NotFoundError):

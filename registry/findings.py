@@ -287,7 +287,9 @@ CODES: Final[dict[str, Code]] = {
     "database-damaged": Code("warn", "the daemon's database was damaged and is filled again"),
     "folder-unreadable": Code("warn", "a watched folder cannot be read"),
     "root-missing": Code("warn", "a watched root is not there"),
-    "remote-unreachable": Code("warn", "a remote gives no answer; jobs wait with their bytes kept"),
+    "remote-unreachable": Code(
+        "warn", "a remote cannot be used now: no answer, no leave, or set up wrongly; jobs wait with their bytes kept"
+    ),
 }
 
 _NEVER_ALLOWED: Final = frozenset({"secret-in-file"})

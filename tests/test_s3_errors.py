@@ -380,9 +380,9 @@ def test_silence_is_bounded() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}", "registry")
-        remote = S3Remote(server.place("x", first_timeout=0.2))
+        remote = S3Remote(server.place("x", patience=0.2))
         with pytest.raises(errors.UnreachableError) as caught:
             remote.read("a")
-        assert "no answer within 0.2 s" in f"{caught.value.why}"
+        assert "no answer came within 0.2 s" in f"{caught.value.why}"
         assert remote.link.counts == {"get_object": 1}
         remote.close()

@@ -19,6 +19,8 @@ from weighbridge.registry.shell import load as attribute
 if TYPE_CHECKING:
     from weighbridge.registry.remotes.protocol import Remote
 
+PATIENCE: Final = 4.2
+"""Seconds that a command waits for a first answer: with its start, a person is told within five what is wrong."""
 _UUID_LENGTH: Final = 64
 
 
@@ -82,9 +84,14 @@ def open_remote(settings: Settings, name: str | None = None) -> tuple["Remote", 
 
 
 def connect(remote: RemoteSettings) -> "Remote":
-    """Return an open remote of these settings; nothing is asked of it yet."""
-    opened: Remote = attribute("weighbridge.registry.remotes.table:open_remote")(remote.url, settings=remote)
+    """Return an open remote of these settings, as patient as a person; nothing is asked of it yet."""
+    opened: Remote = attribute("weighbridge.registry.remotes.table:open_remote")(remote.url, settings=patient(remote))
     return opened
+
+
+def patient(remote: RemoteSettings) -> RemoteSettings:
+    """Return the settings of a remote for a person who waits."""
+    return remote._replace(patience=remote.patience or PATIENCE)
 
 
 def catalog_path(registry: str, environ: Mapping[str, str] | None = None) -> str:

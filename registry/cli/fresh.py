@@ -19,6 +19,7 @@ from weighbridge.registry.cli.output import Output
 from weighbridge.registry.errors import (
     DeniedError,
     FeedDamagedError,
+    NoRegistryError,
     NotFoundError,
     UnreachableError,
     UsageError,
@@ -26,7 +27,7 @@ from weighbridge.registry.errors import (
 )
 from weighbridge.registry.flow import sync
 from weighbridge.registry.flow.feed import version_entry
-from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.flow.marker import check_writer, open_registry
 from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.flow.resolve import Resolved, resolve
 from weighbridge.registry.refs import shown, split
@@ -130,7 +131,7 @@ def _plain(ref: str) -> bool:
 def _open(chosen: RemoteSettings, remote: Remote, out: Output) -> Opened:
     try:
         registry = open_registry(remote, create=False)
-    except NotFoundError as error:
+    except NoRegistryError as error:
         if context.known_registry(chosen) is None:
             raise
         raise _gone(chosen, remote) from error
@@ -154,13 +155,16 @@ def registry_of(chosen: RemoteSettings, remote: Remote, *, writer: str | None = 
     """Open the registry of a remote that is to be written to, made where there never was one.
 
     Raises UnreachableError where there was one and it is gone: numbers are never given out anew beside an empty mount
-    point. Raises UsageError where none ever was and the folder holds files of somebody else.
+    point. Raises UsageError where none ever was and the folder holds files of somebody else, and where only a newer
+    version may write.
     """
     _refuse_foreign(chosen)
     try:
-        return open_registry(remote, create=context.known_registry(chosen) is None, writer=writer)
-    except NotFoundError as error:
+        registry = open_registry(remote, create=context.known_registry(chosen) is None, writer=writer)
+    except NoRegistryError as error:
         raise _gone(chosen, remote) from error
+    check_writer(registry)  # before the long work
+    return registry
 
 
 _NOBODYS: Final = frozenset({"_wb", "lost+found"})

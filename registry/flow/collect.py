@@ -11,6 +11,7 @@ from typing import Final
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import decide, feed, once
 from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import parse_json
 from weighbridge.registry.remotes.protocol import Remote
@@ -36,6 +37,7 @@ def collect(
     decided all the same are told to the team, as whoever decided them died before that. Without them every claim of the
     remote is looked at, and nothing is told but what is voided.
     """
+    check_writer(registry)
     deadline = remote.now() - dead_after
     voided = []
     for name, n in _all_claims(remote, deadline) if loose_ends is None else loose_ends:

@@ -8,6 +8,7 @@ from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import commit_publish, feed, once
 from weighbridge.registry.flow.claims import Claimed, judge, manifest_of
 from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.manifest import Manifest, canonical
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
@@ -90,6 +91,7 @@ def void(remote: Remote, registry: types.Registry, name: str, n: int, *, reason:
 
     Voiding twice is harmless. Raises ConflictError when the version is committed, MissingError without a claim.
     """
+    check_writer(registry)
     remote.stat(layout.claim(name, n))
     body = canonical({"void": reason, "by": by})
     stored = once.create(remote, layout.manifest(name, n), body)

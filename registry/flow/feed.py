@@ -20,6 +20,7 @@ from weighbridge.registry import layout, types
 from weighbridge.registry.errors import FeedDamagedError, IntegrityError, RetryableError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import entries as facts
 from weighbridge.registry.flow import once, snapshot
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest, canonical, parse, parse_json
 from weighbridge.registry.remotes.protocol import Remote, Stat
@@ -209,6 +210,7 @@ def append(
     pause: Callable[[float], None] = time.sleep,
 ) -> Head:
     """Write one object after `at` and return where the feed stands then; `epochs` is added to the epoch."""
+    check_writer(registry)
     nonce = secrets.token_hex(16)
     for attempt in range(ATTEMPTS):
         part = Part(seq=at.seq + 1, epoch=at.epoch + epochs, nonce=nonce, entries=list(entries), rebuild=rebuild)

@@ -16,6 +16,7 @@ from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, fetch, once, rebuild, tags
 from weighbridge.registry.flow.decide import check_set
 from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.mirror import bring_claim, deliver, stricter
 from weighbridge.registry.flow.publish import UNTOLD
 from weighbridge.registry.manifest import Manifest
@@ -117,6 +118,7 @@ def beside(home: Remote, mirror: Remote, registry: types.Registry, name: str, *,
     died before that; 0 where it is known that nobody did. Nothing that lies there is touched: a tag whose moves differ
     is named and left as it is. Raises what the remotes raise.
     """
+    check_writer(registry)
     told = Told()
     fresh: list[Stat] = []
     there: list[Stat] = []

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from weighbridge.registry import layout, types
-from weighbridge.registry.errors import IntegrityError, NotFoundError, SplitWritersError, UsageError
+from weighbridge.registry.errors import IntegrityError, NoRegistryError, SplitWritersError, UsageError
 from weighbridge.registry.flow import once
 from weighbridge.registry.manifest import canonical, parse_json
 from weighbridge.registry.refs import shown
@@ -21,14 +21,14 @@ def open_registry(
 ) -> types.Registry:
     """Return the registry of a remote; `create` begins one where there is none. Of two that begin it, one does.
 
-    Where the remote cannot refuse a taken key, the registry that begins belongs to `writer` alone. Raises NotFoundError
-    where there is none and `create` is False, UsageError when a newer format must be understood to read it or it cannot
-    be shared, and IntegrityError when the marker is damaged.
+    Where the remote cannot refuse a taken key, the registry that begins belongs to `writer` alone. Raises
+    NoRegistryError where there is none and `create` is False, UsageError when a newer format must be understood to read
+    it or it cannot be shared, and IntegrityError when the marker is damaged.
     """
     stored = once.look(remote, layout.MARKER)
     if stored is None:
         if not create:
-            raise NotFoundError(
+            raise NoRegistryError(
                 f"there is no registry at {shown(remote.url)}",
                 why=f"it holds no {layout.MARKER}",
                 fix="correct the URL; the first registry push or registry mirror to it begins a registry there",
@@ -58,7 +58,7 @@ def check_writer(registry: types.Registry, remote: Remote | None = None, owner: 
     Raises SplitWritersError when it belongs to another writer than `owner`.
     """
     if registry.min_writer > FORMAT:
-        raise _newer("write", registry.min_writer)
+        raise _newer("write", registry.min_writer, registry.registry)
     if remote is not None:
         _check_shared(remote, registry.mode)
     if owner is not None and registry.mode == "single-writer" and registry.writer not in {None, owner.daemon}:
@@ -85,7 +85,7 @@ def _parse(stored: bytes, url: str) -> types.Registry:
     # A newer format may have fields of other types: its version is judged before its shape.
     minimum = document.get("min_reader") if isinstance(document, dict) else None
     if isinstance(minimum, int) and minimum > FORMAT:
-        raise _newer("read", minimum)
+        raise _newer("read", minimum, url)
     try:
         registry = msgspec.convert(document, types.Registry)
         uuid.UUID(registry.registry)
@@ -98,9 +98,10 @@ def _parse(stored: bytes, url: str) -> types.Registry:
     return registry
 
 
-def _newer(verb: str, minimum: int) -> UsageError:
+def _newer(verb: str, minimum: int, url: str) -> UsageError:
     return UsageError(
         f"this registry needs a newer weighbridge to {verb} it",
         why=f"format {minimum} is needed, this version knows format {FORMAT}",
         fix="upgrade weighbridge",
+        remote=url,
     )

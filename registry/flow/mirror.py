@@ -17,6 +17,7 @@ from weighbridge.registry.flow import place as places
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.decide import decide, receipt
 from weighbridge.registry.flow.decision import Void, decided, withdrawn
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.publish import version_entry
 from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.flow.stage import Bundle
@@ -49,6 +50,7 @@ def deliver(
     mirror holds something else, NotFoundError when the home has no such version, WithdrawnError when it was taken back
     at home or on the mirror, whose files a purge may have deleted for good, and what the remotes raise.
     """
+    check_writer(registry)
     repositories = commits.of(mirror)
     if repositories is not None:
         return commit_mirror.deliver(home, repositories, name, n, mirror_name=mirror_name, scratch=scratch)
@@ -132,6 +134,7 @@ def bring_claim(home: Remote, mirror: Remote, name: str, n: int, *, registry: ty
 
     Raises DivergedError when the mirror holds something else. A mirror whose transaction is a commit has no claims.
     """
+    check_writer(registry)
     if commits.of(mirror) is None:
         _, told = _copy_claims(home, mirror, name, n)
         void = _bring_void(home, mirror, name, n)

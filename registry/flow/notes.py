@@ -10,6 +10,7 @@ import msgspec
 from weighbridge.registry import layout
 from weighbridge.registry.errors import ConflictError, IntegrityError, UsageError
 from weighbridge.registry.flow import decision, feed, once
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.manifest import canonical, parse_json
 from weighbridge.registry.refs import check_name
 from weighbridge.registry.remotes.protocol import Remote
@@ -54,6 +55,7 @@ def add(
 
     Raises NotFoundError, WithdrawnError, and UsageError for a text that is too long.
     """
+    check_writer(registry)
     if len(text.encode()) > TEXT_MAX:
         raise UsageError(f"the text is too long: {len(text.encode())} bytes", why=f"the limit is {TEXT_MAX}")
     manifest = decision.committed(remote, name, n)

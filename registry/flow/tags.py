@@ -11,6 +11,7 @@ from weighbridge.registry import layout
 from weighbridge.registry.errors import ConflictError, IntegrityError, NotFoundError, UnreachableError
 from weighbridge.registry.flow import feed, once
 from weighbridge.registry.flow.decision import committed
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.manifest import canonical, parse_json
 from weighbridge.registry.refs import check_name, check_tag
 from weighbridge.registry.remotes.protocol import Remote
@@ -35,6 +36,7 @@ def move(  # noqa: PLR0917 - read like a sentence: this tag of this name to that
     be tagged, ConflictError that names the winner when somebody else moved the tag at the same time, and
     UnreachableError when the tag moved and the team could not be told.
     """
+    check_writer(registry)
     check_name(name)
     check_tag(tag)
     last = current(remote, name, tag)

@@ -10,6 +10,7 @@ from typing import Final
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, once, tags
 from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.upload import order
 from weighbridge.registry.manifest import Manifest, canonical, parse_json
 from weighbridge.registry.refs import shown
@@ -26,6 +27,7 @@ def withdraw(remote: Remote, registry: types.Registry, name: str, n: int, *, who
     From then on readers refuse it; its files are there until `purge`. Raises ConflictError while a tag points to it,
     NotFoundError when there is no such version.
     """
+    check_writer(registry)
     manifest = _committed(remote, name, n)
     _refuse_tagged(remote, name, n)
     key = layout.withdrawn(name, n)

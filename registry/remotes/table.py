@@ -47,10 +47,12 @@ def scheme_of(url: str) -> str:
 def open_remote(url: str, *, endpoint: str | None = None, settings: RemoteSettings | None = None) -> Remote:
     """Return the remote of a URL or path, with bounded retries around it. Connects to nothing yet.
 
-    `settings` are those of a configured remote and include its endpoint. Raises UsageError for a URL that is none.
+    `settings` are those of a configured remote and include its endpoint; with their `patience` nothing is repeated for
+    longer before anything went through. Raises UsageError for a URL that is none.
     """
     scheme = scheme_of(url)
     module, _, factory = TABLE[scheme].partition(":")
     make = cast("Callable[..., Remote]", getattr(importlib.import_module(module), factory))
     endpoint = settings.endpoint if settings is not None else endpoint
-    return Retrying(make(url, endpoint, settings) if scheme in CONFIGURED else make(url, endpoint))
+    made = make(url, endpoint, settings) if scheme in CONFIGURED else make(url, endpoint)
+    return Retrying(made, patience=None if settings is None else settings.patience)

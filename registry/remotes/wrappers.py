@@ -93,6 +93,7 @@ class Retrying(Wrapper):
     """Repeats what a remote refused for now, up to `attempts` times, waiting longer each time, with jitter.
 
     Only RetryableError and OutcomeUnknownError are repeated; `data["retry_after"]` of an error is honoured up to `cap`.
+    While nothing ever went through, nothing is repeated that would not end within `patience` seconds of the first call.
     """
 
     def __init__(
@@ -102,15 +103,21 @@ class Retrying(Wrapper):
         attempts: int = 6,
         base: float = 0.2,
         cap: float = 20.0,
+        patience: float | None = None,
         sleep: Callable[[float], None] = time.sleep,
         chance: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(inner)
         self._attempts = attempts
         self._base = base
         self._cap = cap
+        self._patience = patience
         self._sleep = sleep
         self._chance = chance
+        self._clock = clock
+        self._begun: float | None = None
+        self._well = False
 
     def create(self, key: str, body: bytes) -> None:
         """Store a small object; after a lost answer look whether it is there before the next try. Raises ExistsError.
@@ -133,11 +140,12 @@ class Retrying(Wrapper):
     def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
         """Yield the bytes of an object; a broken stream goes on where it stopped."""
         place = offset
-        failed = 0
+        failed = self._begin()
         while True:
             try:
                 for chunk in self.inner.fetch(key, place):
                     place += len(chunk)
+                    self._well = True
                     failed = 0
                     yield chunk
             except _AGAIN as error:
@@ -152,10 +160,11 @@ class Retrying(Wrapper):
     def folders(self, prefix: str) -> Iterator[str]:
         """Yield the names of the sub-folders of `prefix`; a broken listing goes on where it stopped."""
         seen: str | None = None
-        failed = 0
+        failed = self._begin()
         while True:
             try:
                 for name in self.inner.folders(prefix):
+                    self._well = True
                     if seen is None or f"{name}/".encode() > f"{seen}/".encode():
                         seen = name
                         yield name
@@ -172,10 +181,11 @@ class Retrying(Wrapper):
         """
         seen: bytes | None = None
         given = 0
-        failed = 0
+        failed = self._begin()
         while limit is None or given < limit:
             try:
                 for found in self.inner.list(prefix, after=after, limit=limit):
+                    self._well = True
                     if seen is None or found.key.encode() > seen:
                         seen = found.key.encode()
                         given += 1
@@ -202,15 +212,27 @@ class Retrying(Wrapper):
         return self._repeat(lambda: self.inner.sweep(older_than))
 
     def _repeat(self, call: Callable[[], T]) -> T:
-        failed = 0
+        failed = self._begin()
         while True:
             try:
-                return call()
+                result = call()
             except _AGAIN as error:
                 failed = self._wait(failed, error)
+            except errors.WeighbridgeError as error:
+                self._well = self._well or not isinstance(error, errors.UnreachableError)
+                raise
+            else:
+                self._well = True
+                return result
+
+    def _begin(self) -> int:
+        """Note when the first call began; return that nothing failed yet."""
+        if self._begun is None:
+            self._begun = self._clock()
+        return 0
 
     def _once(self, write: Callable[[], None], ours: Callable[[], bool | None]) -> None:
-        failed = 0
+        failed = self._begin()
         lost = False
         while True:
             try:
@@ -257,6 +279,10 @@ class Retrying(Wrapper):
         asked = error.data.get("retry_after")
         if isinstance(asked, int | float):
             pause = max(pause, min(float(asked), self._cap))
+        if self._patience is not None and not self._well:
+            taken = self._clock() - (self._begun or 0.0)
+            if taken + pause + taken / failed > self._patience:  # the next try takes as long as those before it
+                raise error
         self._sleep(pause)
         return failed
 

@@ -1,7 +1,6 @@
 """Checks of one remote: that it answers, may be written, keeps its promises, and how its clock and its room are."""
 
 import errno
-import json
 import os
 import secrets
 import tempfile
@@ -17,8 +16,16 @@ from weighbridge.registry.cli import context
 from weighbridge.registry.cli.checks.check import FAIL, OK, WARN, Check
 from weighbridge.registry.cli.checks.folders import free_bytes, nearest
 from weighbridge.registry.cli.output import size, span
-from weighbridge.registry.errors import DeniedError, ExistsError, MissingError, WeighbridgeError
+from weighbridge.registry.errors import (
+    DeniedError,
+    ExistsError,
+    IntegrityError,
+    NoRegistryError,
+    UsageError,
+    WeighbridgeError,
+)
 from weighbridge.registry.flow.clone import share_blocks
+from weighbridge.registry.flow.marker import check_writer, open_registry
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.shell import load as attribute
 
@@ -47,20 +54,25 @@ def check(settings: Settings, remote: RemoteSettings, *, write: bool) -> Iterato
     try:
         began = time.monotonic()
         try:
-            marker = opened.read(layout.MARKER)
-        except MissingError:
-            marker = None
-        taken = (time.monotonic() - began) * 1000
-        if marker is None:
-            yield Check(
-                OK, name, f"{_title(remote)} answers ({taken:.0f} ms); no registry yet, the first push begins it"
-            )
+            registry = open_registry(opened, create=False)
+        except NoRegistryError:
+            words = "no registry yet, the first push begins it"
+            yield Check(OK, name, f"{_title(remote)} answers ({(time.monotonic() - began) * 1000:.0f} ms); {words}")
+        except IntegrityError as error:
+            yield Check(FAIL, name, f"{error.what}: {error.why}", error.fix)
+            write = False
         else:
-            uuid = str(json.loads(marker).get("registry", "unknown"))
-            yield Check(OK, name, f"{_title(remote)} answers ({taken:.0f} ms), registry {uuid}, {_names(opened)} names")
+            taken = (time.monotonic() - began) * 1000
+            found = f"registry {registry.registry}, {_names(opened)} names"
+            yield Check(OK, name, f"{_title(remote)} answers ({taken:.0f} ms), {found}")
+            try:
+                check_writer(registry)
+            except UsageError as error:
+                yield Check(WARN, f"{name}-format", f"{error.what}: {error.why}; pull works", error.fix)
+                write = False  # not even a probe
         if remote.url.startswith("s3://"):
             bucket = attribute("weighbridge.registry.cli.checks.s3:check")
-            yield from bucket(remote, write=write, needed=needed)
+            yield from bucket(context.patient(remote), write=write, needed=needed)
         if write:
             yield from _writing(opened, name, remote, needed=needed)
     finally:

@@ -12,19 +12,23 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import botocore.config
 import botocore.loaders
 import botocore.session
-from botocore.exceptions import ReadTimeoutError, ResponseStreamingError
+from botocore.exceptions import ResponseStreamingError
 from botocore.utils import determine_content_length
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors
 from weighbridge.registry.refs import check_key, shown
+from weighbridge.registry.remotes.s3.contact import SILENT
 from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
 from weighbridge.registry.remotes.s3.signing import use_known_payload
 
@@ -32,10 +36,11 @@ CONNECT_TIMEOUT: Final = 4.0
 """Seconds until a wrong address is an error: a person waits for it."""
 READ_TIMEOUT: Final = 60.0
 """Seconds without a byte until an answer is lost."""
-FIRST_TIMEOUT: Final = 15.0
-"""Seconds without a byte until an endpoint that never answered anything counts as one where nobody is.
+PATIENCE: Final = 15.0
+"""Seconds in which an endpoint that never answered has to: the look-up of its name, all its addresses, TLS, and words.
 
-A sound store that is busy was seen to take more than four.
+This is for whoever waits and tries again by itself; a sound store that is busy was seen to take more than four. A
+command gives less, because a person waits for it.
 """
 CONNECTIONS: Final = 32
 DOUBTS: Final = 2
@@ -45,6 +50,7 @@ ASK_FROM: Final = 1 << 20
 ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """Where the library finds an endpoint by itself."""
 
+_NOT_NOW: Final = (errors.RetryableError, errors.OutcomeUnknownError)
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _LOADER: Final = botocore.loaders.Loader()  # reading the description of S3 costs more than a request; once is enough
 
@@ -65,7 +71,7 @@ class Place(NamedTuple):
     one_writer: bool = False
     connect_timeout: float = CONNECT_TIMEOUT
     read_timeout: float = READ_TIMEOUT
-    first_timeout: float = FIRST_TIMEOUT
+    patience: float = PATIENCE
 
 
 def place_of(settings: RemoteSettings) -> Place:
@@ -83,8 +89,11 @@ def place_of(settings: RemoteSettings) -> Place:
     if settings.ca is not None and not Path(settings.ca).is_file():
         raise errors.UsageError(
             f"the certificate file {shown(str(settings.ca))} is not there",
+            why="no file lies there",
             fix=f"correct ca of [remotes.{settings.name}]",
         )
+    if settings.endpoint is not None:
+        _refuse_bucket(settings.endpoint, bucket, settings.name)
     return Place(
         url=settings.url,
         bucket=bucket,
@@ -97,7 +106,19 @@ def place_of(settings: RemoteSettings) -> Place:
         encryption=settings.encryption,
         storage_class=settings.storage_class,
         one_writer=settings.writers == "one",
+        patience=settings.patience or PATIENCE,
     )
+
+
+def _refuse_bucket(endpoint: str, bucket: str, name: str) -> None:
+    """Refuse an endpoint that names the bucket as well: all would go into a folder of that name in the bucket."""
+    address = urlsplit(endpoint)
+    if address.path.rpartition("/")[2] == bucket or address.netloc.startswith(f"{bucket}.s3."):
+        raise errors.UsageError(
+            f"the endpoint {shown(endpoint)} names the bucket",
+            why="the bucket stands in the URL of the remote already, so everything would lie one folder too deep",
+            fix=f"leave {bucket} out of endpoint in [remotes.{name}]",
+        )
 
 
 class Pace:
@@ -145,7 +166,6 @@ class Connection:
         self.counts: Counter[str] = Counter()
         self.patience = 0.1
         self._client: Any = None
-        self._first: Any = None
         self._answered = False
         self._lock = threading.Lock()
         self._date: tuple[float, float] | None = None
@@ -173,19 +193,18 @@ class Connection:
             self.counts[operation] += 1
             # A write may take its time, and whether it was carried out matters more than how soon that is known.
             first = not self._answered and not write
+            call = partial(getattr(self.client(), operation), **parameters)
             try:
-                answer = getattr(self._first_client() if first else self.client(), operation)(**parameters)
+                answer = self._awaited(call) if first else call()
                 _complete(answer, needs)
             except (*CAUGHT, *SENSELESS) as error:
                 if isinstance(error, SENSELESS) and not is_senseless(error):
                     raise
                 told = getattr(error, "response", None)
-                self._answered = self._answered or told is not None
-                if first and isinstance(error, ReadTimeoutError):
-                    self._answered = True  # a person was told soon; a daemon's next try may take its time
-                    raise self._silent() from error
                 self._note(told)
-                found = translate(error, what, self.place.url, write=write)
+                found = translate(error, what, self.place.url, write=write, first=first)
+                # Whoever says "not now" to everything may be a door without a house.
+                self._answered = self._answered or (told is not None and not isinstance(found, _NOT_NOW))
                 if found.data.get("slow"):
                     self.pace.slow()
                 if doubts < DOUBTS and self._doubtful(found):
@@ -210,20 +229,33 @@ class Connection:
         strange = isinstance(found, errors.DeniedError | errors.UsageError) or found.data.get("kind") == "refused"
         return self._proven and strange and str(self.client().meta.endpoint_url).startswith("http:")
 
-    def _first_client(self) -> Any:
-        """Return the client that soon gives up; it is used until the endpoint answered anything at all."""
-        with self._lock:
-            if self._first is None:
-                self._first = self._connect({"read_timeout": self.place.first_timeout})
-            return self._first
+    def _awaited(self, call: Callable[[], Any]) -> Any:
+        """Return what a request returns or raises, if it does so while the place is patient.
 
-    def _silent(self) -> errors.UnreachableError:
-        return errors.UnreachableError(
-            f"{shown(self.place.url)} cannot be reached",
-            why=f"a connection came about, and no answer within {self.place.first_timeout:g} s",
-            fix="check the endpoint, its port and the proxy (HTTPS_PROXY), then repeat",
-            remote=self.place.url,
-        )
+        Timeouts of sockets do not bound this: a name can have many addresses where nobody answers, its look-up can
+        hang, and bytes can come one a second. The thread ends by itself; no command waits for it.
+        """
+        ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                ended.put((call(), None))
+            except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
+                ended.put((None, error))
+
+        threading.Thread(target=run, name="s3-first", daemon=True).start()
+        try:
+            answer, error = ended.get(timeout=self.place.patience)
+        except Empty:
+            raise errors.UnreachableError(
+                f"{shown(self.place.url)} cannot be reached",
+                why=f"no answer came within {self.place.patience:g} s",
+                fix=SILENT,
+                remote=self.place.url,
+            ) from None
+        if error is not None:
+            raise error
+        return answer
 
     def key(self, key: str) -> str:
         """Return where a key of the remote lies in the bucket."""
@@ -248,9 +280,8 @@ class Connection:
 
     def close(self) -> None:
         """Give the connections back."""
-        for client in (self._client, self._first):
-            if client is not None:
-                client.close()
+        if self._client is not None:
+            self._client.close()
 
     def _connect(self, changes: dict[str, Any]) -> Any:
         place = self.place
@@ -264,7 +295,7 @@ class Connection:
                 retries={"total_max_attempts": 1, "mode": "standard"},
                 s3={"addressing_style": _style(place, session)},
                 connect_timeout=place.connect_timeout,
-                read_timeout=changes.get("read_timeout", place.read_timeout),
+                read_timeout=place.read_timeout,
                 max_pool_connections=CONNECTIONS,
                 tcp_keepalive=True,
                 user_agent_extra="weighbridge",
@@ -275,6 +306,9 @@ class Connection:
             client = session.create_client(
                 "s3", region_name=region, endpoint_url=place.endpoint, verify=place.ca, config=config
             )
+            credentials = session.get_credentials()
+            if credentials is not None:
+                credentials.get_frozen_credentials()  # may ask a person: no part of waiting for the store
         except CAUGHT as error:
             raise translate(error, f"cannot use {shown(place.url)}", place.url) from error
         except ValueError as error:

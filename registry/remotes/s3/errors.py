@@ -6,7 +6,7 @@ says so in S3's own words was not carried out. A test walks every class of botoc
 
 import http.client
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import urllib3.exceptions
 from botocore import exceptions as boto
@@ -14,6 +14,8 @@ from botocore.parsers import ResponseParserError
 
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.s3 import contact
+from weighbridge.registry.remotes.s3.contact import Rule
 
 CAUGHT: Final = (
     boto.BotoCoreError,
@@ -53,20 +55,12 @@ SLOW: Final = frozenset(
 _PARSERS: Final = frozenset({f"botocore.{name}" for name in ("parsers", "handlers", "httpchecksum", "awsrequest")})
 
 
-class Rule(NamedTuple):
-    """What a class or a code means: our kind of error, its cause in words (None: as the server says), what to do."""
-
-    kind: str
-    why: str | None
-    fix: str | None
-
-
 _CREDENTIALS: Final = "give credentials as for the AWS command line: a profile, AWS_ACCESS_KEY_ID or an instance role"
 _LOGIN: Final = "log in again (aws sso login, aws login), then repeat"
 _CONFIG: Final = "correct ~/.aws/config, the AWS_* variables, or the keys of this remote in weighbridge.toml"
+_NETWORK: Final = contact.NETWORK
+_AGAIN: Final = contact.AGAIN
 _REINSTALL: Final = "pip install --upgrade boto3"
-_NETWORK: Final = "check the address, the network and the proxy (HTTPS_PROXY), then repeat"
-_AGAIN: Final = "repeat; where it goes on, ask who runs the store"
 
 CLASSES: Final[Mapping[type[BaseException], Rule]] = {
     # No connection came about: nothing was carried out.
@@ -114,8 +108,10 @@ CLASSES: Final[Mapping[type[BaseException], Rule]] = {
     boto.InvalidRegionError: Rule("usage", None, "write region as your store names it, such as eu-central-1"),
     boto.UnknownRegionError: Rule("usage", None, "write region as your store names it, such as eu-central-1"),
     boto.ServiceNotInRegionError: Rule("usage", None, "write region as your store names it, such as eu-central-1"),
-    boto.BaseEndpointResolverError: Rule("usage", None, "write the region of this remote, or its endpoint"),
-    boto.EndpointProviderError: Rule("usage", None, "write the region of this remote, or its endpoint"),
+    boto.BaseEndpointResolverError: Rule(
+        "usage", None, "write the region of this remote, or its endpoint as https://host"
+    ),
+    boto.EndpointProviderError: Rule("usage", None, "write the region of this remote, or its endpoint as https://host"),
     boto.InvalidEndpointConfigurationError: Rule("usage", None, "write endpoint as https://host"),
     boto.InvalidDNSNameError: Rule("usage", None, 'write addressing = "path", or rename the bucket'),
     boto.InvalidHostLabelError: Rule("usage", None, 'write addressing = "path", or rename the bucket'),
@@ -267,21 +263,30 @@ CODES: Final[Mapping[str, Rule]] = {
 
 
 def translate(
-    error: BaseException, what: str, place: str, *, write: bool = False, told: Mapping[str, Any] | None = None
+    error: BaseException,
+    what: str,
+    place: str,
+    *,
+    write: bool = False,
+    first: bool = False,
+    told: Mapping[str, Any] | None = None,
 ) -> errors.WeighbridgeError:
     """Return our error for what a request raised; `what` is "cannot do this", `place` the remote's URL.
 
-    `write` means that repeating is not harmless: no answer then is OutcomeUnknownError.
+    `write` means that repeating is not harmless: no answer then is OutcomeUnknownError. `first` means that the endpoint
+    never answered anything: what is odd about it is then what it is, and not damage on the way.
     """
     if isinstance(error, boto.ClientError) and not isinstance(error, boto.EventStreamError):
         return _from_answer(error, what, place, write=write)
     rule = next((CLASSES[kind] for kind in type(error).__mro__ if kind in CLASSES), Rule("bug", None, None))
-    why = rule.why or _plain(error)
-    if rule.kind == "tls":
-        if not _is_handshake(str(error)):
-            return _make("lost", what, f"the encrypted connection broke: {_plain(error)}", _AGAIN, place, write=write)
-        why = f"its certificate or its TLS is not accepted: {_plain(error)}"
-    return _make(rule.kind, what, why, rule.fix, place, write=write, data=dict(told or {}))
+    if isinstance(error, boto.SSLError):
+        rule = contact.tls(error, first=first)
+    elif isinstance(error, boto.EndpointConnectionError):
+        rule = rule._replace(why=contact.no_connection(error))
+    elif first:
+        lost = rule._replace(fix=f"repeat, or {contact.PORT}") if rule.kind == "lost" else rule
+        rule = contact.stranger(error) or lost
+    return _make(rule.kind, what, rule.why or contact.plain(error), rule.fix, place, write=write, data=dict(told or {}))
 
 
 def is_senseless(error: BaseException) -> bool:
@@ -335,6 +340,10 @@ def _by_status(code: str, status: int, *, write: bool, silent: bool) -> Rule:
         return Rule("range", None, None)
     if status == 409:
         return Rule("conflict", None, _AGAIN)
+    if status == 503 and not write and silent:
+        return Rule(
+            "slow", f"the answer {code} is not in the words of S3: it may be another's than the store's", _AGAIN
+        )
     if status == 503 and not write:  # to HEAD even SlowDown has no words
         return Rule("slow", "the store asks for fewer requests", _AGAIN)
     if status == 507:
@@ -389,14 +398,3 @@ def _make(
                 what, why=f"{remote} refuses the request: {why}", fix=fix, kind=kind, **given
             )
     return errors.BugError(what, why=why, fix="report it, with what you did")
-
-
-def _is_handshake(text: str) -> bool:
-    """Tell a certificate or a protocol that is not accepted from a connection that broke."""
-    return any(word in text for word in ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "certificate", "ALERT"))
-
-
-def _plain(error: BaseException) -> str:
-    """Return an error's text on one line, without the object addresses that some of them print."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return shown(text[:300])

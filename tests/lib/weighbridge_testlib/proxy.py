@@ -13,19 +13,21 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-Kind = Literal["refuse", "busy", "deny", "cut-request", "flip-request", "lost", "stall", "cut", "flip"]
+Kind = Literal["refuse", "busy", "deny", "expire", "cut-request", "flip-request", "lost", "stall", "cut", "flip"]
 KINDS: tuple[Kind, ...] = ("refuse", "busy", "cut-request", "flip-request", "lost", "stall", "cut", "flip")
 BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
 DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+EXPIRED = b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+ANSWERS = {"busy": ("503 Slow Down", BUSY), "deny": ("403 Forbidden", DENIED), "expire": ("400 Bad Request", EXPIRED)}
 
 
 class Fault(NamedTuple):
     """What goes wrong, and at which byte (modulo what there is).
 
     refuse: closed before anything is passed on. busy: answered with SlowDown. deny: answered with AccessDenied.
-    cut-request: the server gets a part.
+    expire: answered with ExpiredToken. cut-request: the server gets a part.
     flip-request, flip: one bit of request or answer is another. lost: done, and the connection is closed without an
     answer. stall: done, and no answer comes. cut: the answer breaks off.
     """
@@ -141,8 +143,8 @@ class Proxy:
         at = fault.at if fault else 0
         if kind == "refuse":
             return False
-        if kind in {"busy", "deny"}:
-            status, body = ("503 Slow Down", BUSY) if kind == "busy" else ("403 Forbidden", DENIED)
+        if kind in ANSWERS:
+            status, body = ANSWERS[kind]
             head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + (b"" if method == "HEAD" else body))
             await writer.drain()

@@ -62,7 +62,7 @@ class Server(NamedTuple):
             prefix=f"{prefix}/",
             endpoint=self.secure if tls else self.endpoint,
             ca=str(self.ca) if tls else None,
-            first_timeout=60.0,  # how fast a busy machine answers first says nothing about the product
+            patience=60.0,  # how fast a busy machine answers first says nothing about the product
         )
         return place._replace(**changes)
 
@@ -232,18 +232,23 @@ def _wait(process: "subprocess.Popen[bytes]", endpoint: str, log: Path) -> None:
     raise AssertionError(f"{process.args!r} did not answer: {log.read_text(errors='replace')[-2000:]}")
 
 
-def certificates(folder: Path) -> tuple[Path, Path, Path]:
-    """Write a certificate authority of our own and a certificate for 127.0.0.1; return authority, certificate, key."""
+def certificates(
+    folder: Path, host: str = "127.0.0.1", *, until: dt.timedelta = dt.timedelta(days=2)
+) -> tuple[Path, Path, Path]:
+    """Write a certificate authority of our own and a certificate for a host; return authority, certificate, key.
+
+    That is an address or a name; `localhost` is named beside it. The certificate is valid for so long from now on.
+    """
     now = dt.datetime.now(dt.UTC)
     root, leaf = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "weighbridge test authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
 
-    def builder(name: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def builder(name: x509.Name, key: ec.EllipticCurvePublicKey, end: dt.datetime) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder(issuer, name, key, x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=2))
+            .not_valid_before(now - dt.timedelta(days=2))
+            .not_valid_after(end)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False)
         )
@@ -260,13 +265,21 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
         decipher_only=False,
     )
     authority = (
-        builder(issuer, root.public_key())
+        builder(issuer, root.public_key(), now + dt.timedelta(days=2))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .sign(root, hashes.SHA256())
     )
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")])
-    certificate = builder(subject, leaf.public_key()).add_extension(names, critical=False).sign(root, hashes.SHA256())
+    try:
+        named: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        named = x509.DNSName(host)
+    names = x509.SubjectAlternativeName([named, x509.DNSName("localhost")])
+    certificate = (
+        builder(subject, leaf.public_key(), now + until)
+        .add_extension(names, critical=False)
+        .sign(root, hashes.SHA256())
+    )
     pem = serialization.Encoding.PEM
     paths = folder / "ca.pem", folder / "cert.pem", folder / "key.pem"
     paths[0].write_bytes(authority.public_bytes(pem))

@@ -1,0 +1,89 @@
+"""Remotes on S3 that cannot be used: each is told with its cause, what to do and an exit code; nothing is half done."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weighbridge.config.load import remote_settings
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.daemon.homes import Homes
+from weighbridge.daemon.report import held_up
+from weighbridge.registry import errors
+from weighbridge.registry.remotes.memory import MemoryRemote
+from weighbridge.registry.remotes.s3 import probe
+from weighbridge.registry.remotes.table import open_remote
+from weighbridge.registry.remotes.wrappers import Retrying
+from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.builders import lora_adapter
+from weighbridge_testlib.desk import Desk, conforms
+from weighbridge_testlib.s3_bad import CASES, KEYS, Case, World, arguments, written
+from weighbridge_testlib.seaweed import Server
+
+COMMANDS = ("ls", "push", "doctor")
+LATE = {"weights denied", "a session that ends before the decision"}
+"""What is only found out when a number was claimed."""
+
+
+@pytest.fixture(scope="module")
+def world(seaweed: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Run every bad server of this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in KEYS.items():
+            patch.setenv(name, value)
+        with World(seaweed, tmp_path_factory.mktemp("world")) as world:
+            yield world
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(probe, "_known", {})
+
+
+def patience(case: Case) -> str:
+    """Return how long a test waits: hardly for what never comes, and long for a sound server of a busy machine."""
+    return "0.3s" if case.soon else "60s"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_a_command_says_what_why_and_what_to_do(
+    case: Case, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ls`, `push` and `doctor` end with the code of the case and three sentences, and the bucket is as it was."""
+    desk = Desk(tmp_path / "desk", monkeypatch)
+    written(desk.folder, case.remote(world), patience(case))
+    for name, value in case.env.items():
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name)
+    model = lora_adapter(tmp_path / f"bad-{CASES.index(case)}", seed=CASES.index(case))
+    before = world.bucket()
+    for command in COMMANDS:
+        said = desk.registry(*arguments(command, model, tmp_path / "out", desk.root), "--json")
+        wanted = case.codes.get(command, case.code)
+        if command == "doctor":
+            told = [check for check in said.json["checks"] if check["status"] != "ok"]
+            assert bool(told) == (case.title not in LATE), "doctor looks for what keeps from reading and writing at all"
+            assert all(check["fix"] for check in told)
+            assert said.code == min(1, wanted), said
+            continue
+        assert said.code == wanted, said
+        if wanted:
+            told = conforms(said.error, "error")
+            assert re.search(case.why, f"{told['message']} {told['why']}"), told
+            assert told["why"] or told["data"]["problems"]
+            assert case.fix in told["fix"]
+            assert told["fix"]
+            assert "Traceback" not in said.err
+    objects, uploads = world.bucket()
+    left = {key for key, _ in objects - before[0] if "/_wb/probe/" not in key}
+    assert before[0] <= objects
+    assert uploads == before[1] == 0
+    if case.title in LATE:
+        assert not any(key.endswith("/manifest.json") for key in left), "no version can be seen"
+        assert any("/_wb/claims/" in key for key in left), "the claim stands, as docs/formats.md says"
+    else:
+        assert left == set()
