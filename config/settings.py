@@ -28,6 +28,8 @@ MIRROR: Final = ("all", "latest-only")
 ADDRESSING: Final = ("auto", "path", "virtual")
 STORAGE_CLASSES: Final = ("STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
 """Classes of S3 whose objects can be read at once."""
+HUB: Final = "https://huggingface.co"
+"""Where `hf://` leads when neither the remote's `endpoint` nor HF_ENDPOINT names another Hub."""
 WRITERS: Final = ("many", "one")
 PLACEHOLDERS: Final = ("project", "run")
 """What a name template may use: the first folder under the watch root, and the run's folder."""

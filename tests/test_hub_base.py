@@ -9,7 +9,7 @@ import pytest
 from weighbridge.registry import disk, errors
 from weighbridge.registry.flow import hub_base
 from weighbridge.registry.remotes.commits import Held
-from weighbridge.registry.remotes.hub.bases import Bases
+from weighbridge.registry.remotes.hub.models import Models, of_environ
 from weighbridge_testlib import builders
 from weighbridge_testlib.hub import Fault, TestHub, serve
 from weighbridge_testlib.hub.rig import environ, model
@@ -37,9 +37,9 @@ def base(hub: TestHub, tmp_path: Path) -> tuple[Path, str]:
     return folder, model(hub, REPO, folder)
 
 
-def models(hub: TestHub, home: Path, token: str | None = "hf_eve", **more: str) -> Bases:
+def models(hub: TestHub, home: Path, token: str | None = "hf_eve", **more: str) -> Models:
     """Return the Hub as a user sees it, by default one that is no member of the organisation."""
-    found = Bases(environ(hub, home, token=token, **more))
+    found = of_environ(environ(hub, home, token=token, **more))
     found.line.sleep = lambda _seconds: None
     return found
 
@@ -169,7 +169,7 @@ def test_what_a_cut_fetch_left_is_bounded_and_gone_on_with(tmp_path: Path, monke
 class FetchingBench(MergeBench):
     """A bench whose rule lets bases be fetched."""
 
-    def __init__(self, place: Path, found: Bases) -> None:
+    def __init__(self, place: Path, found: Models) -> None:
         self.found = found
         place.mkdir()
         super().__init__(place)

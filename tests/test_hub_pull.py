@@ -345,6 +345,8 @@ def test_people_use_it_like_any_remote(hub: TestHub, tmp_path: Path) -> None:
     assert pushed["location"].startswith("hf://acme/tiny@")
     assert hub.store.get("acme/tiny").private
     assert command(ann, "tag", "tiny@v1", "prod", "--why", "first").returncode == 0
+    (copy,) = json.loads(command(ann, "show", "tiny", "--json").stdout)["copies"]
+    assert copy["location"] == f"{hub.url}/acme/tiny/tree/v1", "the page of the tag, on the Hub that was asked"
     ben = environ(hub, tmp_path / "ben", token="hf_ben", WEIGHBRIDGE_REMOTE="hf://acme")
     listed = json.loads(command(ben, "ls", "--json").stdout)
     assert [(v["ref"], v["tags"], v["license"]) for v in listed["versions"]] == [
@@ -355,7 +357,7 @@ def test_people_use_it_like_any_remote(hub: TestHub, tmp_path: Path) -> None:
     done = command(ben, "pull", "tiny:prod", str(there))
     assert done.returncode == 0, done.stderr
     assert (there / "adapter_model.safetensors").read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
-    for words in (["verify", str(there)], ["verify", "tiny@v1"], ["show", "tiny"], ["card", "tiny"]):
+    for words in (["verify", str(there)], ["verify", "tiny@v1"], ["card", "tiny"]):
         done = command(ben, *words)
         assert done.returncode == 0, (words, done.stderr)
     done = command(environ(hub, tmp_path / "eve", token="hf_eve", WEIGHBRIDGE_REMOTE="hf://acme"), "pull", "tiny@v1")

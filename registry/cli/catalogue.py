@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from weighbridge.config.settings import RemoteSettings
+from weighbridge.config.settings import HUB, RemoteSettings
 from weighbridge.registry import catalog_read
 from weighbridge.registry.catalog_read import DAMAGE, Row, View
 from weighbridge.registry.cli import context
@@ -181,6 +181,10 @@ def _copy(shelf: Shelf, row: Row) -> dict[str, Any]:
 
 
 def _location(remote: RemoteSettings, row: Row) -> str:
+    """Return where a version lies: its folder or key, or on a Hub the page of its tag."""
+    if remote.url.startswith("hf://"):
+        host = (remote.endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+        return f"{host}/{remote.url.removeprefix('hf://').strip('/')}/{row['name']}/tree/v{row['n']}"
     return f"{folder_of(remote.url) or remote.url.rstrip('/')}/models/{row['name']}/v{row['n']}"
 
 

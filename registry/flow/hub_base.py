@@ -20,7 +20,7 @@ from weighbridge.registry import disk, errors, shell
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.commits import Held
 
-BASES: Final = "weighbridge.registry.remotes.hub.bases:Bases"
+MODELS: Final = "weighbridge.registry.remotes.hub.models:of_environ"
 """The Hub's client is loaded when the first base is fetched, not before."""
 
 _WANTED: Final = (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -49,7 +49,7 @@ class Hub(Protocol):
 
 def open_hub(environ: Mapping[str, str]) -> Hub:
     """Return the Hub of an environment: HF_ENDPOINT and the token that huggingface_hub would use."""
-    hub: Hub = shell.load(BASES)(environ)
+    hub: Hub = shell.load(MODELS)(environ)
     return hub
 
 

@@ -28,6 +28,7 @@ from huggingface_hub.utils import (
 
 from weighbridge import __version__
 from weighbridge.config.secrets import Secret, from_credential, from_environ
+from weighbridge.config.settings import HUB
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.hub.errors import NoConnectionError, speaking
@@ -35,7 +36,6 @@ from weighbridge.registry.shell import load
 
 T = TypeVar("T")
 
-HUB: Final = "https://huggingface.co"
 CREDENTIAL: Final = "hf-token"
 """What a unit calls the token in LoadCredential=."""
 

@@ -1,12 +1,20 @@
-"""What the Hub says of any model, such as the base of an adapter; asked once, briefly, and never a reason to fail."""
+"""Any model of the Hub, such as the base of an adapter: what is said of it, what a revision of it holds, its bytes.
+
+What is said (`ask`) is asked once, briefly, and never a reason to fail; whoever needs its bytes is told what is wrong.
+"""
 
 import functools
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from weighbridge.registry import errors
+from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes.commits import Held
 from weighbridge.registry.remotes.hub.client import Line
+from weighbridge.registry.remotes.hub.repositories import held
 from weighbridge.registry.types import ModelSeen, ModelUnseen
 
 WAIT: Final = 10.0
@@ -16,11 +24,16 @@ _KEPT: Final = 600.0
 _KEPT_UNKNOWN: Final = 60.0
 
 
+def of_environ(environ: Mapping[str, str]) -> "Models":
+    """Return the models of an environment's Hub, as its user may read them; nothing is asked yet."""
+    return Models(Line(environ=environ))
+
+
 class Models:
-    """Answers about models, kept for a while; one that could not be had is asked for again a minute later."""
+    """Models as one user may read them; what `ask` was told is kept for a while, what it was not for a minute."""
 
     def __init__(self, line: Line) -> None:
-        self._line = line
+        self.line = line
         self._kept: dict[tuple[str, str | None], tuple[float, ModelSeen | ModelUnseen]] = {}
         self._silent = 0.0
         self._lock = threading.Lock()
@@ -36,7 +49,7 @@ class Models:
             if kept is not None and now < until:
                 return kept
             if now < self._silent:
-                return ModelUnseen(f"{self._line.host} gave no answer a moment ago")
+                return ModelUnseen(f"{self.line.host} gave no answer a moment ago")
         found = self._ask(repo, revision)
         unknown = isinstance(found, ModelUnseen) and not found.absent
         with self._lock:
@@ -44,21 +57,44 @@ class Models:
         return found
 
     def _ask(self, repo: str, revision: str | None) -> ModelSeen | ModelUnseen:
-        wait = min(WAIT, self._line.patience.answer)
-        call = functools.partial(self._line.api.model_info, repo, revision=revision, files_metadata=True, timeout=wait)
         try:
-            with self._line.speaking(f"cannot look at {repo}"):
-                return _seen(call())
+            with self.line.speaking(_LOOK.format(shown(repo))):
+                return _seen(self._info(repo, revision, min(WAIT, self.line.patience.answer)))
         except errors.NotFoundError:
             what = "no such revision" if revision else "no such model, or this token may not see it"
             return ModelUnseen(what, absent=True)
         except errors.UnreachableError as error:
-            if not isinstance(error, errors.QuotaError) and not self._line.offline:
+            if not isinstance(error, errors.QuotaError) and not self.line.offline:
                 with self._lock:
                     self._silent = time.monotonic() + _KEPT_UNKNOWN
             return ModelUnseen(error.why or error.what)
         except errors.WeighbridgeError as error:
             return ModelUnseen(error.why or error.what)
+
+    def commit(self, repo: str, revision: str | None) -> str:
+        """Return the commit of a revision, of main where it is None. Raises NotFoundError, DeniedError, and others."""
+        look = functools.partial(self._info, repo, revision, self.line.patience.answer)
+        found = self.line.ask(_LOOK.format(shown(repo)), look)
+        if not found.sha:
+            raise errors.IntegrityError(f"{shown(repo)} has no head", why="the Hub names no commit of it")
+        return str(found.sha)
+
+    def tree(self, repo: str, commit: str) -> list[Held]:
+        """Return every file at the top of a commit."""
+        path = f"/api/models/{repo}/tree/{quote(commit, safe='')}"
+        rows = self.line.pages(f"cannot list {shown(repo)}", path, {"expand": "false"})
+        return [held(row) for row in rows if row["type"] == "file"]
+
+    def fetch(self, repo: str, commit: str, path: str, offset: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of a file of a commit from `offset` on."""
+        return self.line.fetch(repo, commit, path, offset)
+
+    def _info(self, repo: str, revision: str | None, wait: float) -> Any:
+        """Return what the library tells of a model, its files included."""
+        return self.line.api.model_info(repo, revision=revision, files_metadata=True, timeout=wait)
+
+
+_LOOK: Final = "cannot look at {}"
 
 
 def _seen(info: Any) -> ModelSeen:
