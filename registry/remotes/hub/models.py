@@ -1,9 +1,11 @@
 """What the Hub says of any model, such as the base of an adapter; asked once, briefly, and never a reason to fail."""
 
-import functools
 import threading
 import time
 from typing import Any, Final
+from urllib.parse import quote
+
+import httpx2
 
 from weighbridge.registry import errors
 from weighbridge.registry.remotes.hub.client import Line
@@ -44,11 +46,12 @@ class Models:
         return found
 
     def _ask(self, repo: str, revision: str | None) -> ModelSeen | ModelUnseen:
+        # Asked without the library's `model_info`: whoever publishes would load its whole interface for this question.
+        path = f"/api/models/{quote(repo)}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
         wait = min(WAIT, self._line.patience.answer)
-        call = functools.partial(self._line.api.model_info, repo, revision=revision, files_metadata=True, timeout=wait)
         try:
             with self._line.speaking(f"cannot look at {repo}"):
-                return _seen(call())
+                return _seen(self._line.call("GET", path, params={"blobs": "true"}, timeout=wait), self._line.host)
         except errors.NotFoundError:
             what = "no such revision" if revision else "no such model, or this token may not see it"
             return ModelUnseen(what, absent=True)
@@ -61,8 +64,18 @@ class Models:
             return ModelUnseen(error.why or error.what)
 
 
-def _seen(info: Any) -> ModelSeen:
-    """Return the library's answer as a plain value."""
-    files = {s.rfilename: (s.size, s.lfs.sha256 if s.lfs else None) for s in info.siblings or [] if s.size is not None}
-    card = info.card_data.to_dict() if info.card_data is not None else {}
-    return ModelSeen(id=info.id, commit=info.sha or "", gated=info.gated or None, files=files, card=card)
+def _seen(answer: httpx2.Response, host: str) -> ModelSeen | ModelUnseen:
+    """Return the answer as a plain value; what is no answer of a Hub says nothing of the model."""
+    try:
+        told: dict[str, Any] = answer.json()
+        files = {
+            str(row["rfilename"]): (int(row["size"]), row["lfs"]["sha256"] if row.get("lfs") else None)
+            for row in told.get("siblings") or []
+            if row.get("size") is not None
+        }
+        card = told.get("cardData") or {}
+        return ModelSeen(
+            id=told["id"], commit=told.get("sha") or "", gated=told.get("gated") or None, files=files, card=dict(card)
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ModelUnseen(f"{host} answered with what is no answer of a Hub")
