@@ -19,7 +19,7 @@ import msgspec
 from weighbridge.adapters import average, history, layout, run_identity, sidecar
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
-from weighbridge.adapters.plan import Allowed, Policy
+from weighbridge.adapters.plan import Policy
 from weighbridge.config.settings import DaemonSettings, RemoteSettings, WatchRule
 from weighbridge.daemon import copying, policy
 from weighbridge.daemon.drift import recheck
@@ -29,7 +29,9 @@ from weighbridge.daemon.settle import Listing
 from weighbridge.daemon.tagging import tag_best
 from weighbridge.registry import errors, findings, types
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.admit import admit
+from weighbridge.registry.flow.rules import rules
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Progress
 from weighbridge.registry.times import spelled
@@ -360,14 +362,8 @@ class Intake:
 
     def policy(self, rule: WatchRule, path: str) -> Policy:
         """Return the strictest of what a rule's home and mirrors ask for, and what people allowed for a path."""
-        remotes = [self._remotes[name] for name in (rule.home, *rule.mirrors)]
-        return Policy(
-            paths=_strictest((r.paths for r in remotes), ("keep", "rewrite", "block")),
-            unknown_license=_strictest((r.unknown_license for r in remotes), ("note", "warn", "block")),
-            deny_licenses=tuple(sorted({word for r in remotes for word in r.deny_licenses})),
-            remote_code=_strictest((r.remote_code for r in remotes), ("allow", "block")),
-            allowed=tuple(Allowed(code=row["code"], reason=row["reason"]) for row in self._store.allows(path)),
-        )
+        allowed = [(row["code"], row["reason"]) for row in self._store.allows(path)]
+        return rules([self._remotes[name] for name in (rule.home, *rule.mirrors)], allowed)
 
     def _late(self, job: Job) -> list[types.Finding]:
         """Return the finding that this version supersedes an earlier one of the same folder."""
@@ -446,7 +442,3 @@ def _stamp(run_path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
-
-
-def _strictest(values: Iterable[str], order: Sequence[str]) -> Any:
-    return max(values, key=order.index)

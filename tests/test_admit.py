@@ -15,7 +15,8 @@ from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.adapters.sidecar import Sidecar
 from weighbridge.registry import findings
 from weighbridge.registry.errors import NotFinishedError, RefusedError
-from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.hashing import tensor_digest
 from weighbridge.registry.types import RunFacts
 from weighbridge_testlib import builders

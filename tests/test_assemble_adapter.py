@@ -13,7 +13,8 @@ from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.plan import Policy
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.types import RunFacts
 from weighbridge_testlib import builders, parts
 from weighbridge_testlib.bench import Bench

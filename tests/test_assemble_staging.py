@@ -17,7 +17,8 @@ from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.adapters.witness import Witness, look
 from weighbridge.registry.errors import RefusedError, SourceChangedError, UsageError
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.manifest import seal
 from weighbridge.registry.types import RunFacts
 from weighbridge_testlib import kill, parts

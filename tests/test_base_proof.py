@@ -14,7 +14,8 @@ from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.plan import Policy
 from weighbridge.registry import errors
 from weighbridge.registry.card import render
-from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.hashing import sha256_file
 from weighbridge.registry.manifest import seal
 from weighbridge.registry.remotes.hub.client import Patience

@@ -10,7 +10,8 @@ from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.plan import Policy
 from weighbridge.registry.errors import RefusedError, SourceChangedError, UsageError
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.flow.convert import new_name
 from weighbridge.registry.flow.publish import prepare, sealed
 from weighbridge.registry.flow.verify import verify_source

@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "push pipe --name x": (3, "neither a file nor a folder"),
     "allow model --code file-shrot --reason x": (2, "did you mean file-short?"),
     "allow model --code file-short --reason x": (4, "cannot be allowed"),
-    "push two --name x": (2, "registry push two/a --name NAME\n"),
+    "push two --name x": (2, "registry push two/a --name x\n"),
     "push model --name x --kind adapter": (2, "it holds: model"),
     "push model --name x --allow license-unknow --reason y": (2, "did you mean license-unknown?"),
     "push model --name x --allow file-short --reason y": (4, "cannot be allowed"),

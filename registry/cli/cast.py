@@ -20,6 +20,7 @@ from weighbridge.registry.cli.sides import Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import recast
 from weighbridge.registry.flow.merged import Parent, content_of
+from weighbridge.registry.flow.rules import rules
 from weighbridge.registry.types import Receipt
 
 SCHEMA: Final = "weighbridge/cast/1"
@@ -100,7 +101,7 @@ def _publish(done: Merged, seen: Look, side: Side, how: _How, *, chosen: RemoteS
     ref = side.ref if side.content else seen.base.base.id or seen.base.artifact
     admission = recast.admit_cast(
         done, seen, Parent(ref=ref, content=content), side.facts,
-        name=how.name, policy=sides.rules(chosen), host=socket.gethostname(),
+        name=how.name, policy=rules([chosen]), host=socket.gethostname(),
     )  # fmt: skip
     key = recast.derivation(content, how.dtype, how.keep)
     return sides.publish_made(how.name, admission, key, maker="cast", chosen=chosen, out=out)

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -91,14 +91,7 @@ def opened(chosen: RemoteSettings, out: Output, *, ref: str | None = None) -> It
     """
     remote = context.connect(chosen)
     try:
-        try:
-            found = _open(chosen, remote, out)
-        except FeedDamagedError as error:
-            if ref is None or not _plain(ref):
-                raise
-            out.talk(f"warning: {error.what} ({error.why}); fix: {error.fix}", "yellow")
-            registry = open_registry(remote, create=False)
-            found = Opened(chosen, remote, registry, Catalog.open(None, registry.registry, durable=False))
+        found = _open_for(chosen, remote, out, ref)
         try:
             yield found
         finally:
@@ -107,7 +100,22 @@ def opened(chosen: RemoteSettings, out: Output, *, ref: str | None = None) -> It
         remote.close()
 
 
-def published(chosen: RemoteSettings, receipt: Receipt, untold: Sequence[WeighbridgeError], out: Output) -> None:
+def _open_for(
+    chosen: RemoteSettings, remote: Remote, out: Output, ref: str | None, *, only: str | None = None
+) -> Opened:
+    try:
+        return _open(chosen, remote, out, only=only)
+    except FeedDamagedError as error:
+        if ref is None or not _plain(ref):
+            raise
+        out.talk(f"warning: {error.what} ({error.why}); fix: {error.fix}", "yellow")
+        registry = open_registry(remote, create=False)
+        return Opened(chosen, remote, registry, Catalog.open(None, registry.registry, durable=False))
+
+
+def published(
+    chosen: RemoteSettings, remote: Remote, receipt: Receipt, untold: Sequence[WeighbridgeError], out: Output
+) -> None:
     """Let the next `ls` and `show` tell of a version that was just published; say where the team could not be told.
 
     Nothing that fails here makes the version undone, so nothing is raised.
@@ -117,9 +125,11 @@ def published(chosen: RemoteSettings, receipt: Receipt, untold: Sequence[Weighbr
         why = f"{error.what} ({error.why})" if error.why else error.what
         out.talk(f"warning: {ref} is published; telling the team failed: {why}", "yellow")
         out.talk("  fix: remove the cause and repeat the command: the number stays, the team is told")
-    with suppress(WeighbridgeError, OSError, *DAMAGE), opened(chosen, out, ref=ref) as known:
-        if not receipt.joined:
-            remember(known, receipt.name, receipt.n, receipt.verified)
+    with suppress(WeighbridgeError, OSError, *DAMAGE):
+        known = _open_for(chosen, remote, out, ref, only=receipt.name)
+        with closing(known.catalog):
+            if not receipt.joined:
+                remember(known, receipt.name, receipt.n, receipt.verified)
 
 
 def _plain(ref: str) -> bool:
@@ -128,7 +138,7 @@ def _plain(ref: str) -> bool:
     return n is not None or tag not in {None, "latest"}
 
 
-def _open(chosen: RemoteSettings, remote: Remote, out: Output) -> Opened:
+def _open(chosen: RemoteSettings, remote: Remote, out: Output, *, only: str | None = None) -> Opened:
     try:
         registry = open_registry(remote, create=False)
     except NoRegistryError as error:
@@ -137,7 +147,7 @@ def _open(chosen: RemoteSettings, remote: Remote, out: Output) -> Opened:
         raise _gone(chosen, remote) from error
     with suppress(OSError):
         remember_registry(chosen, registry.registry)
-    catalog, _, notes = sync.refresh(remote, _cache(registry.registry), registry.registry)
+    catalog, _, notes = sync.refresh(remote, _cache(registry.registry), registry.registry, only=only)
     for note in notes:
         out.talk(note, "yellow")
     return Opened(chosen, remote, registry, catalog)

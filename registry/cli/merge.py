@@ -22,6 +22,7 @@ from weighbridge.registry.cli.sides import Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import merged as papers
 from weighbridge.registry.flow.merged import Parent
+from weighbridge.registry.flow.rules import rules
 from weighbridge.registry.refs import check_name
 from weighbridge.registry.types import Finding, Receipt
 
@@ -148,7 +149,7 @@ def _publish(
         content=under.content or papers.content_of(seen.base),
     )
     admission = papers.admit_merged(
-        done, seen, adapters, beneath, name=name, policy=sides.rules(chosen), host=socket.gethostname()
+        done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname()
     )
     return sides.publish_made(
         name, admission, papers.derivation(adapters, beneath, dtype), maker="merge", chosen=chosen, out=out

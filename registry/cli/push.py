@@ -6,7 +6,9 @@ import click
 
 from weighbridge.config.settings import EMA
 from weighbridge.registry.cli import context, options, paths
+from weighbridge.registry.cli.ahead import begin
 from weighbridge.registry.cli.output import Output
+from weighbridge.registry.cli.wish import Wish
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.shell import load
 
@@ -57,36 +59,26 @@ def push(
     """
     if path.name in {"", ".."}:  # the names of a folder and of what lies beside it are facts of a checkpoint
         path = path.resolve()
+    codes = tuple(dict.fromkeys(codes))
+    given = tuple((code, reason or "checked by hand") for code in codes)
+    wish = Wish(path, name, kind, ema, given, share, again, adopt, remote, config)
     if codes and not reason:
-        raise UsageError("--allow needs a reason", fix="--allow CODE --reason 'checked by hand'")
+        raise UsageError("--allow needs a reason", fix=wish.command())
     for code in codes:
         load("weighbridge.registry.flow.allowance:check_code")(code)
     settings = context.settings(config)
     chosen = context.choose_remote(settings, remote)
-    allowed = [(code, reason or "") for code in codes]
     if dry_run:
-        load("weighbridge.registry.cli.pushing:dry")(
-            path, chosen, name=name, kind=kind, ema=ema, allowed=allowed, out=out
-        )
+        load("weighbridge.registry.cli.pushing:dry")(wish, chosen, out)
         return
+    looker = begin(wish, chosen)
     opened = context.connect(chosen)
     try:
         if opened.properties.commits:
             # Begun before anything else, what uploads loads its part of the library while we look at the folder.
             load("weighbridge.registry.remotes.commits:of")(opened).ready()
-        go = load("weighbridge.registry.cli.pushing:go")
-        go(
-            path,
-            chosen,
-            opened,
-            name=name,
-            kind=kind,
-            ema=ema,
-            allowed=allowed,
-            share=share,
-            again=again,
-            adopt=adopt,
-            out=out,
-        )
+        load("weighbridge.registry.cli.pushing:go")(wish, chosen, opened, looker, out)
     finally:
         opened.close()
+        if looker is not None:
+            looker.end()

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from weighbridge.adapters import license  # noqa: A004 - the module is about licences
 from weighbridge.adapters.merge.staging import Merged
-from weighbridge.adapters.plan import Policy
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, fresh
@@ -18,7 +17,7 @@ from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.admit import Admission
+from weighbridge.registry.flow.admission import Admission
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.flow.pull import checked_manifest, pull
 from weighbridge.registry.hashing import sha256_bytes
@@ -115,16 +114,6 @@ def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, ou
     return Side(place, version.ref, version.name, version.content, manifest.facts)
 
 
-def rules(chosen: RemoteSettings) -> Policy:
-    """Return the rules of one remote."""
-    return Policy(
-        paths=chosen.paths,  # type: ignore[arg-type]
-        unknown_license=chosen.unknown_license,  # type: ignore[arg-type]
-        deny_licenses=chosen.deny_licenses,
-        remote_code=chosen.remote_code,  # type: ignore[arg-type]
-    )
-
-
 def publish_made(
     name: str, admission: Admission, derivation: str, *, maker: str, chosen: RemoteSettings, out: Output
 ) -> Receipt:
@@ -152,9 +141,9 @@ def publish_made(
             except BaseException:
                 staging.discard(candidate.bundle)
                 raise
+        fresh.published(chosen, opened, receipt, untold, out)
     finally:
         opened.close()
-    fresh.published(chosen, receipt, untold, out)
     return receipt
 
 

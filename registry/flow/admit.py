@@ -23,6 +23,7 @@ from weighbridge.adapters.sidecar import Sidecar
 from weighbridge.adapters.whole import file_name_unsafe
 from weighbridge.registry import errors, findings, frontmatter
 from weighbridge.registry.errors import utf8
+from weighbridge.registry.flow.admission import Admission
 from weighbridge.registry.flow.convert import convert
 from weighbridge.registry.flow.sources import SourceFile
 from weighbridge.registry.flow.stage import Made
@@ -39,7 +40,6 @@ from weighbridge.registry.types import (
     Models,
     ModelSeen,
     RunFacts,
-    Value,
     WeightsFacts,
 )
 
@@ -48,33 +48,6 @@ DIGEST_LIMIT: Final = 4 << 30
 """Bytes of an adapter whose tensors are hashed one by one, too."""
 
 _BASE_CARD_LIMIT: Final = 1
-
-
-class Admission(Value, frozen=True):
-    """What publish.prepare takes; `people` is the text people wrote for the card.
-
-    `transform` holds the bytes of changed files, `made` what is made out of sources while it is staged.
-    """
-
-    files: list[SourceFile]
-    facts: Facts
-    transform: dict[str, bytes]
-    findings: list[Finding]
-    people: str | None = None
-    made: dict[str, Any] = msgspec.field(default_factory=dict)
-    inputs: list[SourceFile] = msgspec.field(default_factory=list)
-    """What `made` is made out of where it is more than the one file."""
-
-    def size_of(self, file: SourceFile) -> int:
-        """Return the bytes of a file as it is published."""
-        if file.path in self.transform:
-            return len(self.transform[file.path])
-        return int(self.made[file.path].size) if file.path in self.made else file.size
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files as they are published."""
-        return sum(map(self.size_of, self.files))
 
 
 def admit(

@@ -132,6 +132,7 @@ def _join(
             f"this content was withdrawn as {name}@v{withdrawn.n}",
             why="what was withdrawn does not come back by itself",
             fix="publish it under a new number with: registry push --again",
+            option="again",
             n=withdrawn.n,
         )
     return None
@@ -233,6 +234,7 @@ def _refuse_stranger(remote: Remote, name: str, first: Known, manifest: Manifest
         raise errors.NameTakenError(
             f"{name} belongs to the run {shown(theirs.project)}/{shown(theirs.name)}",
             why=f"{shown(ours.project)}/{shown(ours.name)} is another run",
-            fix="give this run another name, or share this one: share = true in the watch rule, push --share",
+            fix="give this run another name, or share this one: share = true in the watch rule, registry push --share",
+            option="share",
             run=theirs.id,
         )

@@ -87,7 +87,8 @@ def _refuse_others(
                 raise errors.NameTakenError(
                     f"the repository of {name} holds files of somebody else",
                     why=f"{shown(found[0])} is there, and no version of ours",
-                    fix="choose another name, or take it over with: registry push --adopt (its history stays)",
+                    fix="choose another name, or take it over (its history stays) with: registry push --adopt",
+                    option="adopt",
                     foreign=found,
                 )
         return
@@ -104,6 +105,7 @@ def _refuse_others(
             fix="publish to the home of the name, or choose another name"
             + ("; where only the organisation was renamed: registry push --adopt" if _from_an_address(ledger.registry)
                else ""),
+            option="adopt",
         )  # fmt: skip
     first = next((told for told in ledger.versions if told.void is None), None)
     if first is None:
@@ -120,7 +122,8 @@ def _refuse_others(
         raise errors.NameTakenError(
             f"{name} belongs to the run {shown(first.row.run or 'of somebody else')}",
             why=f"{shown(ours.project)}/{shown(ours.name)} is another run",
-            fix="give this run another name, or share this one: share = true in the watch rule, push --share",
+            fix="give this run another name, or share this one: share = true in the watch rule, registry push --share",
+            option="share",
             run=first.row.run_id,
         )
 
@@ -157,6 +160,7 @@ def _join(
             f"this content was withdrawn as {standing.name}@v{withdrawn.n}",
             why="what was withdrawn does not come back by itself",
             fix="publish it under a new number with: registry push --again",
+            option="again",
             n=withdrawn.n,
         )
     return None

@@ -10,7 +10,7 @@ from weighbridge.registry.flow import feed, notes, tags
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import name_fault
 from weighbridge.registry.remotes.commits import CommitRemote
-from weighbridge.registry.remotes.ledger import Ledger, Told
+from weighbridge.registry.remotes.ledger import LEDGER_FILE, Ledger, Told, parse_ledger
 
 
 def sync(remote: CommitRemote, catalog: Catalog) -> tuple[int, list[str]]:
@@ -32,6 +32,19 @@ def sync(remote: CommitRemote, catalog: Catalog) -> tuple[int, list[str]]:
             else:
                 catalog.replace(name, found.heads[name], entries)
     return len(found.ledgers), problems
+
+
+def sync_name(remote: CommitRemote, catalog: Catalog, name: str) -> None:
+    """Make the catalogue what the repository of one name says now, without a listing of the others.
+
+    Raises IntegrityError for a damaged ledger, MissingError where there is none.
+    """
+    commit = remote.head(name)
+    if commit is None:
+        catalog.replace(name, None, [])
+        return
+    ledger = parse_ledger(remote.read_at(name, commit, LEDGER_FILE), f"{LEDGER_FILE} of {name}")
+    catalog.replace(name, commit, list(entries_of(ledger)))
 
 
 def entries_of(ledger: Ledger) -> Iterator[types.FeedEntry]:

@@ -21,7 +21,8 @@ from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.plan import CARD_ROLE, Policy
 from weighbridge.registry import errors
-from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.hashing import content_digest, derivation_key, sha256_bytes, sha256_file
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name
 from weighbridge.registry.types import (

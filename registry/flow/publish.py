@@ -76,12 +76,13 @@ def prepare(
     check_name(name)
     nonce = secrets.token_hex(16)
     place = None if mode == "direct" else remote.stage(name, nonce)
-    own = place is not None
+    own, durable = place is not None, True
     if place is None and mode != "direct" and staging_folder is not None:
         place = staging_folder / nonce
     if place is None and remote.properties.commits:
         # What is committed at once cannot be looked at again before the decision: it always goes from a private copy.
-        place, own = stages.root(os.environ) / nonce, True
+        # A command's copy ends with the command, so it need not survive a crash of the machine.
+        place, own, durable = stages.root(os.environ) / nonce, True, False
         mode = "copy" if mode == "direct" else mode
     if place is None and made:
         mode = "copy"
@@ -90,8 +91,9 @@ def prepare(
         stages.sweep(place.parent, stages.LEFTOVER_AFTER)
     try:
         bundle = staging.stage(
-            files, place, mode=mode, transform=transform, made=made, inputs=inputs, reserve=reserve, progress=progress
-        )
+            files, place, mode=mode, transform=transform, made=made, inputs=inputs,
+            reserve=reserve, durable=durable, progress=progress,
+        )  # fmt: skip
     except errors.DiskFullError:
         if own or mode != "auto" or made:
             raise

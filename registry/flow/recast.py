@@ -14,7 +14,8 @@ from weighbridge.adapters import provenance, sidecar
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.plan import Policy
-from weighbridge.registry.flow.admit import Admission, admit
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.flow.merged import Parent, artifact_of, run_of
 from weighbridge.registry.hashing import derivation_key
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name

@@ -96,9 +96,12 @@ def stage(
     made: Mapping[str, Made] | None = None,
     inputs: Sequence[SourceFile] = (),
     reserve: int = 0,
+    durable: bool = True,
     progress: Progress | None = None,
 ) -> Bundle:
-    """Hash the files of an artifact and, unless in direct mode, take a private and durable copy of them in `place`.
+    """Hash the files of an artifact and, unless in direct mode, take a private copy of them in `place`.
+
+    The copy is on the disk when this returns if it is to be `durable`; one that ends with its process need not be.
 
     `place` is private to us and holds nothing else; after an error it is gone. `transform` gives bytes that replace a
     file, `made` what is made out of one while it is read (always a copy, never direct), `inputs` what it is made out of
@@ -125,7 +128,10 @@ def stage(
         bundle = _direct(files, before, replaced, progress)
     else:
         try:
-            bundle = _copied(files, before, replaced, converted, place, mode=mode, reserve=reserve, progress=progress)
+            bundle = _copied(
+                files, before, replaced, converted, place,
+                mode=mode, reserve=reserve, durable=durable, progress=progress,
+            )  # fmt: skip
         except FormatFault as fault:
             shutil.rmtree(place, ignore_errors=True)
             for known in [*before, *read]:
@@ -229,6 +235,7 @@ def _copied(
     *,
     mode: Mode,
     reserve: int,
+    durable: bool,
     progress: Progress | None,
 ) -> Bundle:
     with disk.speaking(f"cannot stage in {shown(str(place))}"):
@@ -259,14 +266,15 @@ def _copied(
                     entry = _make(file, known, made[file.path], descriptor, moved=watch.moved, see=see)
                 else:
                     entry = _take(file, known, descriptor, clone=clone, moved=watch.moved, see=see)
-                os.fsync(descriptor)
+                if durable:
+                    os.fsync(descriptor)
                 return entry, sources.stat_of(file.path, str(target), os.fstat(descriptor))
             finally:
                 os.close(descriptor)
 
     taken = _each(one, files, before, watch)
     with disk.speaking(f"cannot stage in {shown(str(place))}"):
-        for folder in [*reversed(folders), place.parent]:
+        for folder in [*reversed(folders), place.parent] if durable else []:
             disk.sync_folder(folder)
     told = sieves.findings()
     for one_made in made.values():

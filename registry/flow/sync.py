@@ -37,14 +37,19 @@ class Report(Value, frozen=True):
     problems: list[str]
 
 
-def sync(remote: Remote, catalog: Catalog, *, now: Callable[[], float] = time.time) -> Report:
+def sync(remote: Remote, catalog: Catalog, *, only: str | None = None, now: Callable[[], float] = time.time) -> Report:
     """Bring the catalogue of one registry up to the remote's feed.
 
+    `only` is the one name that is news, for a remote that can be asked about one; a catalogue that never was up to it
+    is brought up whole.
     Raises FeedDamagedError when the feed has a hole or a damaged object and was not repaired since; the catalogue then
     stays as it was. Errors of the remote are raised too.
     """
     repositories = commits.of(remote)
     if repositories is not None:
+        if only is not None and catalog.registry()["refreshed_at"] is not None:
+            commit_sync.sync_name(repositories, catalog, only)
+            return Report(cursor=0, objects=1, resolved=0, open=0, anew=False, problems=[])
         names, problems = commit_sync.sync(repositories, catalog)
         catalog.mark(refreshed_at=now())
         return Report(cursor=0, objects=names, resolved=0, open=0, anew=False, problems=problems)
@@ -173,7 +178,9 @@ def _examine(catalog: Catalog) -> None:
         raise
 
 
-def refresh(remote: Remote, path: Path | None, registry: str) -> tuple[Catalog, Report, list[str]]:
+def refresh(
+    remote: Remote, path: Path | None, registry: str, *, only: str | None = None
+) -> tuple[Catalog, Report, list[str]]:
     """Return the cache of a registry, brought up to the remote; the list says what was wrong on the way.
 
     A cache that turns out to be damaged is thrown away and read anew, once; one that is locked for long, or on a full
@@ -182,7 +189,7 @@ def refresh(remote: Remote, path: Path | None, registry: str) -> tuple[Catalog, 
     catalog, note = open_cache(path, registry)
     notes = [note] if note else []
     try:
-        report = sync(remote, catalog)
+        report = sync(remote, catalog, only=only)
     except FeedDamagedError:
         catalog.close()
         raise

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+import httpx2
+
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.commits import Held
@@ -59,7 +61,8 @@ class Models:
     def _ask(self, repo: str, revision: str | None) -> ModelSeen | ModelUnseen:
         try:
             with self.line.speaking(_LOOK.format(shown(repo))):
-                return _seen(self._info(repo, revision, min(WAIT, self.line.patience.answer)))
+                answer = self._info(repo, revision, min(WAIT, self.line.patience.answer))
+                return _seen(answer, self.line.host)
         except errors.NotFoundError:
             what = "no such revision" if revision else "no such model, or this token may not see it"
             return ModelUnseen(what, absent=True)
@@ -74,10 +77,10 @@ class Models:
     def commit(self, repo: str, revision: str | None) -> str:
         """Return the commit of a revision, of main where it is None. Raises NotFoundError, DeniedError, and others."""
         look = functools.partial(self._info, repo, revision, self.line.patience.answer)
-        found = self.line.ask(_LOOK.format(shown(repo)), look)
-        if not found.sha:
+        told = self.line.json(_LOOK.format(shown(repo)), look, lambda answer: str(answer["sha"] or ""))
+        if not told:
             raise errors.IntegrityError(f"{shown(repo)} has no head", why="the Hub names no commit of it")
-        return str(found.sha)
+        return told
 
     def tree(self, repo: str, commit: str) -> list[Held]:
         """Return every file at the top of a commit."""
@@ -89,16 +92,30 @@ class Models:
         """Yield the bytes of a file of a commit from `offset` on."""
         return self.line.fetch(repo, commit, path, offset)
 
-    def _info(self, repo: str, revision: str | None, wait: float) -> Any:
-        """Return what the library tells of a model, its files included."""
-        return self.line.api.model_info(repo, revision=revision, files_metadata=True, timeout=wait)
+    def _info(self, repo: str, revision: str | None, wait: float) -> httpx2.Response:
+        """Ask what is known of a model and its files, without the library's `model_info`.
+
+        Whoever publishes would load the library's whole interface for this one question.
+        """
+        path = f"/api/models/{quote(repo)}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
+        return self.line.call("GET", path, params={"blobs": "true"}, timeout=wait)
 
 
 _LOOK: Final = "cannot look at {}"
 
 
-def _seen(info: Any) -> ModelSeen:
-    """Return the library's answer as a plain value."""
-    files = {s.rfilename: (s.size, s.lfs.sha256 if s.lfs else None) for s in info.siblings or [] if s.size is not None}
-    card = info.card_data.to_dict() if info.card_data is not None else {}
-    return ModelSeen(id=info.id, commit=info.sha or "", gated=info.gated or None, files=files, card=card)
+def _seen(answer: httpx2.Response, host: str) -> ModelSeen | ModelUnseen:
+    """Return the answer as a plain value; what is no answer of a Hub says nothing of the model."""
+    try:
+        told: dict[str, Any] = answer.json()
+        files = {
+            str(row["rfilename"]): (int(row["size"]), row["lfs"]["sha256"] if row.get("lfs") else None)
+            for row in told.get("siblings") or []
+            if row.get("size") is not None
+        }
+        card = told.get("cardData") or {}
+        return ModelSeen(
+            id=told["id"], commit=told.get("sha") or "", gated=told.get("gated") or None, files=files, card=dict(card)
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ModelUnseen(f"{host} answered with what is no answer of a Hub")

@@ -1,0 +1,132 @@
+"""A look at a folder in a copy of this process, while this one loads what speaks to the remote.
+
+Most of what a small `registry push` costs is loading, and neither half needs the other: what looks at a folder, and
+what talks to a remote. Nothing depends on the copy. What it does not hand over - it met an error, or found what no
+other process can hold - is looked at here.
+"""
+
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from typing import IO, Final, NamedTuple, cast
+
+import msgspec
+
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry.cli.wish import Wish
+from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.parent import end_with
+from weighbridge.registry.shell import load
+from weighbridge.registry.types import Models, ModelSeen, ModelUnseen
+
+JUDGE: Final = "weighbridge.registry.cli.judging:judge"
+_LENGTH: Final = 8
+"""Bytes that tell how long a message is."""
+
+
+class Told(NamedTuple):
+    """What the copy says: a question about a model, or what it found."""
+
+    repo: str = ""
+    revision: str | None = None
+    found: Admission | None = None
+    name: str = ""
+
+
+class Answer(NamedTuple):
+    """What it is answered: one of the two."""
+
+    seen: ModelSeen | None
+    unseen: ModelUnseen | None
+
+
+class Looker:
+    """The copy that looks; whoever began it ends it."""
+
+    def __init__(self, pid: int, line: IO[bytes]) -> None:
+        self._pid = pid
+        self._line = line
+
+    def found(self, ask: Models | None) -> tuple[Admission, str] | None:
+        """Return what is to be published, and under which name; None where that is not known from here.
+
+        `ask` answers the copy's questions about the base.
+        """
+        with suppress(OSError):
+            while body := _heard(self._line):
+                told = msgspec.msgpack.decode(body, type=Told)
+                if told.found is not None:
+                    return told.found, told.name
+                if ask is None:
+                    return None
+                said = ask(told.repo, told.revision)
+                seen, unseen = (said, None) if isinstance(said, ModelSeen) else (None, said)
+                _say(self._line, Answer(seen, unseen))
+        return None
+
+    def end(self) -> None:
+        """End the copy."""
+        with suppress(OSError):
+            self._line.close()
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def begin(wish: Wish, chosen: RemoteSettings) -> Looker | None:
+    """Begin to look; None where this process cannot be copied, because it has several threads, for one."""
+    if threading.active_count() > 1:
+        return None
+    parent = os.getpid()
+    ours, theirs = socket.socketpair()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        return None
+    if pid == 0:
+        try:
+            ours.close()
+            end_with(parent)
+            _look(theirs, wish, chosen)
+        finally:
+            os._exit(0)  # whatever happens: nothing of the command may go on twice
+    theirs.close()
+    with ours:
+        return Looker(pid, cast("IO[bytes]", ours.makefile("rwb")))
+
+
+def _look(to: socket.socket, wish: Wish, chosen: RemoteSettings) -> None:
+    """Judge the folder and tell what was found. Errors are told by whoever looks again."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    line = cast("IO[bytes]", to.makefile("rwb"))
+
+    def ask(repo: str, revision: str | None) -> ModelSeen | ModelUnseen:
+        _say(line, Told(repo, revision))
+        said = msgspec.msgpack.decode(_heard(line), type=Answer)
+        return said.seen or said.unseen or ModelUnseen("it was not asked")
+
+    asked: Models | None = ask if chosen.url.startswith("hf://") else None
+    with suppress(Exception):
+        _, admission, name = load(JUDGE)(wish, chosen, values=0, ask=asked)
+        if not admission.made:  # what is made out of files is more than values
+            _say(line, Told(found=admission, name=name))
+
+
+def _say(line: IO[bytes], told: object) -> None:
+    body = msgspec.msgpack.encode(told)
+    line.write(len(body).to_bytes(_LENGTH) + body)
+    line.flush()
+
+
+def _heard(line: IO[bytes]) -> bytes:
+    """Return what was said next, nothing when nothing will be any more."""
+    size = int.from_bytes(line.read(_LENGTH))
+    body = line.read(size)
+    return body if len(body) == size else b""
