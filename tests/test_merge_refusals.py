@@ -180,7 +180,8 @@ def test_another_base_of_the_same_shape_is_seen_by_the_adapter_s_copy(tmp_path: 
         tensors=tensors | {copy: (dtype, (32, 16), raw if dtype == "BF16" else wide)},
         targets=["embed_tokens"],
     )
-    assert look([tmp_path / "adapter"], tmp_path / "base").outcome == "accept"
+    right = look([tmp_path / "adapter"], tmp_path / "base")
+    assert (right.outcome, right.facts["base_identity"]) == ("accept", "copies")
     other = bytearray(raw)
     other[1] ^= 1
     spoilt = (
@@ -204,6 +205,10 @@ def test_another_id_in_the_cache_is_a_warning(tmp_path: Path) -> None:
     right = tmp_path / "models--example-org--tiny-base" / "snapshots" / ("b" * 40)
     shutil.copytree(base, right)
     assert look([adapter], right).outcome == "accept"
+    assert look([adapter], base).facts["base_identity"] is None
+    assert look([adapter], right).facts["base_identity"] == "id"
+    builders.lora_adapter(adapter, revision="b" * 40)
+    assert look([adapter], right).facts["base_identity"] == "commit"
     builders.lora_adapter(adapter, revision="c" * 40)
     assert [one.code for one in look([adapter], right).findings if one.severity == "warn"] == ["merge-base-other"]
 
