@@ -20,6 +20,11 @@ Checked = tuple[dict[str, Any], list[Finding]]
 LORA: Final = frozenset({"LORA", "ADALORA", ""})
 """Types whose file must hold pairs of LoRA matrices; the empty one stands for a missing config."""
 
+ENDS: Final = frozenset(
+    {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings", "tok_embeddings", "output", "shared"}
+)
+"""Modules at the ends of a language model, of which two can be one tensor."""
+
 _ATTENTION: Final = frozenset(
     {"q_proj", "k_proj", "v_proj", "qkv_proj", "query", "key", "value", "query_key_value", "c_attn", "Wqkv", "to_q"}
 )
@@ -332,6 +337,7 @@ def targets(it: Loaded) -> Checked:
         idle = [] if isinstance(it.config.get("exclude_modules"), str) else idle
     else:
         return {}, []
+    stray = _not_tied(it, modules, stray)
     if stray and modules:
         found.append(
             findings.finding(
@@ -354,6 +360,14 @@ def targets(it: Loaded) -> Checked:
             )
         )
     return {}, found
+
+
+def _not_tied(it: Loaded, modules: Sequence[str], stray: Sequence[str]) -> list[str]:
+    """Return what is left without the other end of a tied pair, which ensure_weight_tying adapts beside its target."""
+    along = it.config.get("ensure_weight_tying") is True and any(
+        module.rpartition(".")[2] in ENDS for module in modules if module not in stray
+    )
+    return [module for module in stray if not (along and module.rpartition(".")[2] in ENDS)]
 
 
 def _ends_with(module: str, names: Sequence[str]) -> bool:

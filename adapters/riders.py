@@ -9,9 +9,6 @@ from weighbridge.adapters.whole import some
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
-_EMBEDDINGS: Final = frozenset(
-    {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings", "tok_embeddings", "output", "shared"}
-)
 _AUTO_HEADS: Final = frozenset({"classifier", "score", "qa_outputs"})
 """Heads that PEFT lists by itself for a task, whether the model has them or not."""
 
@@ -36,7 +33,7 @@ def split(it: Loaded) -> tuple[dict[str, int], list[str]]:
             loose.append(key)
         else:
             whole[owner] = whole.get(owner, 0) + it.tensors[key.name].elements
-    if all(key.module.rpartition(".")[2] in _EMBEDDINGS for key in loose):
+    if all(key.module.rpartition(".")[2] in audit.ENDS for key in loose):
         for key in loose:  # PEFT saves resized embeddings by itself
             whole[key.module] = whole.get(key.module, 0) + it.tensors[key.name].elements
         loose = []

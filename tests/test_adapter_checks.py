@@ -187,6 +187,21 @@ def test_weights_that_the_config_does_not_target(tmp_path: Path) -> None:
     assert (found.outcome, codes) == ("refuse", {"target-stray"})
 
 
+@pytest.mark.parametrize("tying", [True, False])
+def test_the_other_end_of_a_tied_pair_is_no_stray(tmp_path: Path, *, tying: bool) -> None:
+    """With ensure_weight_tying PEFT adapts and saves both ends where one is a target; without, it drops the other."""
+    tensors = lora_tensors(targets=("q_proj",)) | {
+        "base_model.model.model.embed_tokens.lora_embedding_A": ("F32", (4, 32), 0.5),
+        "base_model.model.model.embed_tokens.lora_embedding_B": ("F32", (16, 4), 0.5),
+        "base_model.model.lm_head.lora_A.weight": ("F32", (4, 16), 0.5),
+        "base_model.model.lm_head.lora_B.weight": ("F32", (32, 4), 0.5),
+    }
+    found, codes = look(
+        builders.lora_adapter(tmp_path, tensors=tensors, targets=("q_proj", "embed_tokens"), ensure_weight_tying=tying)
+    )
+    assert (found.outcome, codes) == (("accept", set()) if tying else ("refuse", {"target-stray"}))
+
+
 def test_target_without_weights(tmp_path: Path) -> None:
     """A target for which nothing was saved warns."""
     tensors = lora_tensors(targets=("q_proj",))

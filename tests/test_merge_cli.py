@@ -59,6 +59,7 @@ def test_a_dry_run_is_readable_on_a_screen(desk: Desk) -> None:
     said = desk.ok("merge", "adapter", "--base", "base", "--dry-run").out
     assert said.startswith("warn: LORA adapter into LlamaForCausalLM\n")
     assert "4 of 21 tensors change" in said
+    assert "nothing in the adapter tells whether this base is the one it was trained on" in said
     assert "license-looser-than-base" in said
 
 
@@ -134,6 +135,7 @@ def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     codes = {one.code for one in facts.findings}
     assert {"merge-proven", "license-looser-than-base"} <= codes
     card = desk.ok("card", "sft-merged-bf16@v1").out
+    assert "nothing in the adapter tells whether this base is the one it was trained on" in " ".join(card.split())
     assert "license: cc-by-nc-4.0" in card
     assert "A model with an adapter merged into its base" in card
     assert "AutoModelForCausalLM.from_pretrained" in card

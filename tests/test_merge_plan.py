@@ -104,6 +104,39 @@ def test_one_end_of_a_tied_pair_gets_a_tensor_of_its_own(tmp_path: Path, part: s
     assert "lm_head.weight" in json.loads(found.bundle.written["model.safetensors.index.json"])["weight_map"]
 
 
+@pytest.mark.parametrize(
+    ("renamed_to", "architecture", "parts"),
+    [
+        ("backbone.embeddings", "MambaForCausalLM", True),
+        ("model.embed_tokens", "Qwen2ForSequenceClassification", False),
+        ("model.embed_tokens", "Qwen2Model", False),
+        ("model.embed_tokens", "GPT2LMHeadModel", True),
+    ],
+)
+def test_only_a_head_that_is_there_parts_from_the_embedding(
+    tmp_path: Path, renamed_to: str, architecture: str, *, parts: bool
+) -> None:
+    """A model without a language head gets none, whatever its config says; an embedding counts under every name."""
+    model = builders.llama_tensors(tied=True)
+    model[f"{renamed_to}.weight"] = model.pop("model.embed_tokens.weight")
+    stem = f"base_model.model.{renamed_to}"
+    tensors: dict[str, builders.TensorSpec] = {
+        f"{stem}.lora_embedding_A": ("F32", (4, 32), builders.gauss(1, "a", 128)),
+        f"{stem}.lora_embedding_B": ("F32", (16, 4), builders.gauss(1, "b", 64)),
+    }
+    found = seen(
+        tmp_path,
+        adapter={"tensors": tensors, "targets": [renamed_to.rpartition(".")[2]]},
+        tensors=model,
+        tied=True,
+        architectures=[architecture],
+        model_type="mamba" if "Mamba" in architecture else "llama",
+    )
+    names = {step.name for step in merging.plan_of(found).steps}
+    assert ("lm_head.weight" in names) is parts
+    assert ("merge-unties" in codes(found)) is parts
+
+
 def test_a_change_that_the_precision_cannot_hold_is_told_with_its_share(tmp_path: Path) -> None:
     """A delta far below the spacing of bf16 leaves most elements as they are: a warning with share, cosine and cure."""
     tensors = {
@@ -214,6 +247,11 @@ def test_several_adapters_are_summed(tmp_path: Path) -> None:
         ("h.0.attn.c_attn.weight", "transformer.h.0.attn.c_attn.weight"),
         ("vit.encoder.layer.0.attention.attention.query.weight", "vit.layers.0.attention.q_proj.weight"),
         ("vit.encoder.layer.1.output.dense.weight", "vit.layers.1.mlp.fc2.weight"),
+        (
+            "dinov2.encoder.layer.0.attention.attention.key.weight",
+            "dinov2.encoder.layer.0.attention.k_proj.weight",
+        ),
+        ("model.layers.0.block_sparse_moe.gate.weight", "model.layers.0.mlp.router.weight"),
         ("encoder.layer.0.attention.self.query.weight", "bert.encoder.layer.0.attention.self.query.weight"),
     ],
 )

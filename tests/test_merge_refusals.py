@@ -180,7 +180,8 @@ def test_another_base_of_the_same_shape_is_seen_by_the_adapter_s_copy(tmp_path: 
         tensors=tensors | {copy: (dtype, (32, 16), raw if dtype == "BF16" else wide)},
         targets=["embed_tokens"],
     )
-    assert look([tmp_path / "adapter"], tmp_path / "base").outcome == "accept"
+    right = look([tmp_path / "adapter"], tmp_path / "base")
+    assert (right.outcome, right.facts["base_identity"]) == ("accept", "copies")
     other = bytearray(raw)
     other[1] ^= 1
     spoilt = (
@@ -204,6 +205,10 @@ def test_another_id_in_the_cache_is_a_warning(tmp_path: Path) -> None:
     right = tmp_path / "models--example-org--tiny-base" / "snapshots" / ("b" * 40)
     shutil.copytree(base, right)
     assert look([adapter], right).outcome == "accept"
+    assert look([adapter], base).facts["base_identity"] is None
+    assert look([adapter], right).facts["base_identity"] == "id"
+    builders.lora_adapter(adapter, revision="b" * 40)
+    assert look([adapter], right).facts["base_identity"] == "commit"
     builders.lora_adapter(adapter, revision="c" * 40)
     assert [one.code for one in look([adapter], right).findings if one.severity == "warn"] == ["merge-base-other"]
 
@@ -230,11 +235,51 @@ def test_a_grown_vocabulary_needs_both_ends_and_a_tokenizer(tmp_path: Path, head
     assert one.data["adapter_vocab"] == 40
 
 
-def test_untying_is_refused_where_the_family_scales_by_it(tmp_path: Path) -> None:
-    """An encoder-decoder that scales its output when tied is not untied behind its back."""
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"is_encoder_decoder": True}, "encoder, decoder and head"),
+        ({"architectures": ["RobertaForMaskedLM"]}, "what the head of RobertaForMaskedLM is called"),
+    ],
+)
+@pytest.mark.parametrize("end", ["lm_head", "model.embed_tokens"])
+def test_ends_that_would_part_under_unknown_names_are_refused(
+    tmp_path: Path, config: dict[str, Any], words: str, end: str
+) -> None:
+    """Where more than one module shares the embedding, or the head has a name of its own, nothing is untied."""
+    tensors = matrices(f"{PREFIX}{end}", 32, 16) if end == "lm_head" else embedded(end)
+    pair(tmp_path, tensors=tensors, targets=[end.rpartition(".")[2]], model={"tied": True} | config)
+    assert words in found(tmp_path, "merge-ambiguous").message
+
+
+def embedded(module: str) -> dict[str, builders.TensorSpec]:
+    """Return a pair of matrices on the tiny model's embedding."""
+    return {
+        f"{PREFIX}{module}.lora_embedding_A": ("F32", (4, 32), builders.gauss(1, "a", 128)),
+        f"{PREFIX}{module}.lora_embedding_B": ("F32", (16, 4), builders.gauss(1, "b", 64)),
+    }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_embedding_that_encoder_and_decoder_share_takes_no_matrices(tmp_path: Path, *, tied: bool) -> None:
+    """An adapter on `shared` computes nothing in the model that trained it: merged, it would change three modules."""
+    model = builders.llama_tensors(tied=tied)
+    model["shared.weight"] = model.pop("model.embed_tokens.weight")
+    pair(
+        tmp_path,
+        tensors=embedded("shared"),
+        targets=["shared"],
+        model={"tensors": model, "tied": tied, "is_encoder_decoder": True},
+    )
+    assert "changes one of them" in found(tmp_path, "merge-ambiguous").message
+
+
+def test_trained_rows_under_a_head_with_matrices_are_refused(tmp_path: Path) -> None:
+    """Rows of a tied embedding and matrices on its head lie upon each other in an order that no file tells."""
     tensors = matrices(f"{PREFIX}lm_head", 32, 16)
-    pair(tmp_path, tensors=tensors, targets=["lm_head"], model={"tied": True, "is_encoder_decoder": True})
-    assert "tied" in found(tmp_path, "merge-ambiguous").message
+    tensors[f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta"] = ("F32", (1, 16), 0.5)
+    pair(tmp_path, tensors=tensors, targets=["lm_head"], trainable_token_indices=[3], model={"tied": True})
+    assert "trained rows of model.embed_tokens.weight" in found(tmp_path, "merge-ambiguous").message
 
 
 def test_square_experts_of_an_old_adapter_are_not_guessed(tmp_path: Path) -> None:

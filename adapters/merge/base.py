@@ -1,6 +1,7 @@
 """The base of a merge: its tensors and where their bytes lie, its config, and what forbids merging into it."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,7 +14,18 @@ from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
 HEADS: Final = ("lm_head", "embed_out", "output", "proj_out", "generator_lm_head")
-EMBEDDINGS: Final = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
+EMBEDDINGS: Final = (
+    "embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "word_embedding", "shared", "embeddings",
+)  # fmt: skip
+"""Modules that hold the input embedding, in the order in which they are looked for."""
+
+_HEADLESS: Final = re.compile(
+    r".*For(?:\w*Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction)|.*(?<!LMHead)Model"
+)
+"""Architectures whose output is not made by a head that an embedding could be tied to."""
+
+_MASKED: Final = re.compile(r".*For(?:MaskedLM|PreTraining)")
+"""Architectures whose head has another name in each family."""
 _FIXES: Final = {
     "gptq": "merge into the original base and quantize the result again",
     "awq": "merge into the original base and quantize the result again",
@@ -42,11 +54,34 @@ class Base(NamedTuple):
     @property
     def tied(self) -> bool:
         """Embedding and head are one tensor."""
+        if _HEADLESS.fullmatch(self.architecture):
+            return False
         stated = self.config.get("tie_word_embeddings", self.text.get("tie_word_embeddings"))
         if isinstance(stated, bool):
             return stated
         # Older configs leave it out where the library's default is to tie; then the files hold no head.
         return self.embedding is not None and self.head is None and str(self.config.get("model_type")) in _TIED
+
+    @property
+    def architecture(self) -> str:
+        """The class that the config names, empty where it names none."""
+        named = self.config.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else ""
+
+    @property
+    def several_ends(self) -> bool:
+        """The embedding is the input of an encoder and of a decoder, too: a module of its own for each."""
+        return self.config.get("is_encoder_decoder") is True or str(self.config.get("model_type")) == "t5"
+
+    @property
+    def parts(self) -> bool:
+        """Whether it is known under which names embedding and head lie in a file once they are two tensors."""
+        return not self.several_ends and not _MASKED.fullmatch(self.architecture)
+
+    def parted(self, module: str = "lm_head") -> str:
+        """Return the name of the tensor that a tied head gets once it is one of its own."""
+        inner = self.embedding is not None and self.embedding.startswith("language_model.")
+        return f"{'language_model.' if inner else ''}{module.rpartition('.')[2]}.weight"
 
     @property
     def embedding(self) -> str | None:

@@ -24,6 +24,7 @@ _RENAMES: Final = tuple(
         (r"^embed_out\.", "lm_head."),
         # experts of the Mixtral family
         (r"\.block_sparse_moe\.", ".mlp."),
+        (r"\.mlp\.router\.", ".mlp.gate."),
         (r"\.mlp\.input_linear\.weight$", ".mlp.experts.gate_up_proj"),
         (r"\.mlp\.output_linear\.weight$", ".mlp.experts.down_proj"),
         (r"(\.experts\.[0-9]+)\.w1\.", r"\1.gate_proj."),
@@ -31,6 +32,7 @@ _RENAMES: Final = tuple(
         (r"(\.experts\.[0-9]+)\.w2\.", r"\1.down_proj."),
         # vision towers of the ViT family
         (r"\bencoder\.layer\.(?=[0-9]+\.(?:attention\.attention|attention\.output|intermediate|output)\.)", "layers."),
+        (r"\bencoder\.layer\.(?=[0-9]+\.(?:attention\.[qkvo]_proj|mlp\.fc[12])\.)", "layers."),
         (r"\battention\.attention\.query\.", "attention.q_proj."),
         (r"\battention\.attention\.key\.", "attention.k_proj."),
         (r"\battention\.attention\.value\.", "attention.v_proj."),

@@ -194,9 +194,7 @@ def _tied_head(base: Base, name: str) -> str | None:
     module, _, leaf = name.rpartition(".")
     if not base.tied or base.embedding is None or base.head is not None or leaf != "weight":
         return None
-    last = module.rpartition(".")[2]
-    prefix = "language_model." if base.embedding.startswith("language_model.") else ""
-    return f"{prefix}{last}.weight" if last in HEADS else None
+    return base.parted(module) if module.rpartition(".")[2] in HEADS else None
 
 
 def _whole(key: keys.Key, origin: Origin, onto: _Onto) -> None:

@@ -289,8 +289,7 @@ class Placing:
             return None
         if module.rpartition(".")[2] not in HEADS:
             return None
-        prefix = "language_model." if self.base.embedding.startswith("language_model.") else ""
-        name = f"{prefix}{module.rpartition('.')[2]}.weight"
+        name = self.base.parted(module)
         self.placed.new[name] = self.base.embedding
         return name
 

@@ -55,7 +55,7 @@ def make(
         facts["shape_mismatch"] = placed.mismatch
     _settle_heads(base, adapters, placed, found, subject)
     vocabulary = _vocabulary(base, placed, found, facts, subject)
-    found += [_both(name) for name in sorted(placed.factors.keys() & placed.whole.keys())]
+    found += [_both(name) for name in sorted(placed.factors.keys() & (placed.whole.keys() | placed.rows.keys()))]
     for name in [*placed.factors, *placed.rows, *placed.terms, *placed.whole, *sorted(placed.computed)]:
         origin = placed.whole.get(name) or base.places[placed.new.get(name, name)]
         if not computable(base.places[placed.new.get(name, name)]) or not computable(origin):
@@ -87,22 +87,43 @@ def _settle_heads(
 ) -> None:
     """Give the head a tensor of its own where embedding and head, tied so far, part."""
     embedding = base.embedding
-    if not base.tied or embedding is None or base.head is not None:
+    if embedding is None:
+        return
+    if base.several_ends and embedding in placed.factors and not base.tied:
+        found.append(_ends_open(base, subject))
+    if not base.tied or base.head is not None:
         return
     changed = embedding in placed.factors or embedding in placed.whole or embedding in placed.computed
     if changed and not placed.new and not placed.kept_tied and not _stays_tied(adapters, placed, embedding):
-        prefix = "language_model." if embedding.startswith("language_model.") else ""
-        placed.new[f"{prefix}lm_head.weight"] = embedding
-    if placed.new and (base.config.get("is_encoder_decoder") is True or str(base.config.get("model_type")) == "t5"):
+        placed.new[base.parted()] = embedding
+    if placed.new and not base.parts:
+        found.append(_ends_open(base, subject))
+    if placed.new and embedding in placed.rows:
         found.append(
             findings.finding(
                 "merge-ambiguous",
                 subject,
-                "embedding and head would have to part, and this family scales its output by whether they are tied",
-                "train embedding and head together, or serve the adapter beside its base",
+                f"the adapter trained rows of {embedding}, which the head shares, and changes one of the two as a "
+                "whole: PEFT's layers lie upon each other there in an order that no file tells",
+                "serve the adapter beside its base",
                 mergeable=False,
             )
         )
+
+
+def _ends_open(base: Base, subject: str) -> Finding:
+    """Return the refusal of a family whose ends are more than one embedding and one head of a known name."""
+    if base.several_ends:
+        why = "encoder, decoder and head share the embedding, the adapter changes one of them, and which is not told"
+    else:
+        why = f"embedding and head would have to part, and what the head of {base.architecture} is called is not known"
+    return findings.finding(
+        "merge-ambiguous",
+        subject,
+        f"{why}: the result would not compute what base and adapter do",
+        "train embedding and head together, or serve the adapter beside its base",
+        mergeable=False,
+    )
 
 
 def _stays_tied(adapters: Mapping[str, Adapter], placed: Placed, embedding: str) -> bool:
@@ -314,7 +335,9 @@ def _misfits(base: Base, adapters: Mapping[str, Adapter], placed: Placed, subjec
 
 def _both(name: str) -> Finding:
     return findings.finding(
-        "merge-ambiguous", name, f"{name} is replaced as a whole and has matrices of its own: which comes first is open"
+        "merge-ambiguous",
+        name,
+        f"{name} is replaced, whole or in rows, and has matrices of its own: which comes first is open",
     )
 
 

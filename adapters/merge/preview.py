@@ -160,7 +160,8 @@ def _planned(
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
-    found += identity.compare(model, parts, configs, planned.copies, tuple(sources))
+    facts["base_identity"], more = identity.compare(model, parts, configs, planned.copies, tuple(sources))
+    found += more
     if planned.plan is None:
         return _answer(parts, judged, facts, found)
     made, more = bundles.make(model, planned, bundles.folder(judged), [bundles.folder(one) for one in parts])

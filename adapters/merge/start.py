@@ -10,7 +10,7 @@ import msgspec
 from weighbridge import __version__
 from weighbridge.adapters import layout
 from weighbridge.adapters.inspect import inspect
-from weighbridge.adapters.merge import outside, staging
+from weighbridge.adapters.merge import identity, outside, staging
 from weighbridge.adapters.merge.preview import COSINE, Look, update_lost
 from weighbridge.adapters.merge.staging import OUT, Begun, Merged, Outside, Ready
 from weighbridge.adapters.merge.values import Plan
@@ -105,14 +105,18 @@ def _outside(look: Look, plan: Plan, *, unchanged: bool) -> Outside | None:
 
 def _settle(look: Look, ready: Ready, result: dict[str, Any], *, unchanged: bool) -> Merged:
     told = msgspec.convert(result.get("findings", []), list[Finding])
-    found = [*look.findings, *_judged(result, ready.stage, ready.plan, unchanged=unchanged), *told]
+    found = [*look.findings, *_judged(result, ready, look.facts.get("base_identity"), unchanged=unchanged), *told]
     facts = {**look.facts, **_facts(result)}
     staging.publish(ready, _record(look, ready.identity, result, found))
     return Merged(path=str(ready.target), plan=ready.identity, files=result["files"], facts=facts, findings=found)
 
 
-def _judged(result: dict[str, Any], stage: Path, plan: Plan, *, unchanged: bool) -> list[Finding]:
-    """Return the findings of what was written. Raises RefusedError where it is not what it must be."""
+def _judged(result: dict[str, Any], ready: Ready, known: str | None, *, unchanged: bool) -> list[Finding]:
+    """Return the findings of what was written; `known` is what speaks for the base.
+
+    Raises RefusedError where it is not what it must be.
+    """
+    stage, plan = ready.stage, ready.plan
     proof, fidelity = result["proof"], result["fidelity"]
     if not proof["passed"]:
         apart = staging.quarantine(stage)
@@ -149,7 +153,7 @@ def _judged(result: dict[str, Any], stage: Path, plan: Plan, *, unchanged: bool)
             "model",
             f"{proof['tensors_copied']} tensors are the base's byte for byte, {proof['tensors_changed']} changed ones "
             f"were read again: {proof['elements_checked']} elements, none further from the exact sum than rounding "
-            "allows",
+            f"allows. Of the base: {identity.told(known)}",
             **_facts(result),
         )
     )

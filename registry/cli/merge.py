@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from weighbridge.adapters.merge import start
+from weighbridge.adapters.merge import identity, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
@@ -188,6 +188,7 @@ def _show(seen: Look, out: Output) -> None:
         share = facts.get("unchanged_share")
         if share is not None:
             out.say(f"  {share:.1%} of the touched elements would stay as they are")
+        out.say(f"  {identity.told(facts.get('base_identity'))}")
     _findings(seen.findings, out)
 
 

@@ -57,6 +57,10 @@ CASES: dict[str, Case] = {
     ),
     "neox": Case("neox", {"target_modules": ["query_key_value", "dense", "lm_head"]}),
     "falcon": Case("falcon", {"target_modules": ["query_key_value", "dense_h_to_4h"]}),
+    "bloom": Case("bloom", {"target_modules": ["query_key_value", "dense"], "lora_bias": True}),
+    "mamba": Case("mamba", {"target_modules": ["in_proj", "x_proj"]}),
+    "mamba-tied-embedding": Case("mamba", {"target_modules": ["embeddings"]}, dtype="float32", ask="logits"),
+    "dinov2": Case("dinov2", {"target_modules": ["q_proj", "o_proj", "fc1"]}),
     "opt": Case("opt", {"target_modules": ["q_proj", "v_proj", "fc1"]}),
     "mixtral": Case("mixtral", {"target_modules": ["q_proj"], "target_parameters": _EXPERTS}, dtype="float32"),
     "mixtral-fused": Case(

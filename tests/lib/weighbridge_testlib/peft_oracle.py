@@ -57,6 +57,11 @@ def model(family: str) -> Any:
         "falcon": lambda: t.FalconForCausalLM(
             t.FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
         ),
+        "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(hidden_size=32, n_layer=2, n_head=2, vocab_size=64)),
+        "mamba": lambda: t.MambaForCausalLM(
+            t.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4)
+        ),
+        "dinov2": lambda: t.Dinov2ForImageClassification(t.Dinov2Config(**eye, num_labels=3)),
         "opt": lambda: t.OPTForCausalLM(
             t.OPTConfig(
                 hidden_size=32,
