@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from weighbridge.adapters.merge import batch, start
-from weighbridge.adapters.merge.staging import Begun
+from weighbridge.adapters.merge.staging import Begun, finished
 from weighbridge.config.settings import MergeSettings
 from weighbridge.daemon import merge_scratch
 from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
@@ -239,7 +239,7 @@ class Merging:
         batch.write_request(fresh.key, begun)
         return self._store.advance(
             merge, "submitting", plan=begun.plan, stage=begun.stage, tries=fresh.tries, executor=kind, handle=None,
-            submitted_at=None, finished=batch.finished(Path(begun.stage)), **FRESH | known,
+            submitted_at=None, finished=finished(Path(begun.stage)), **FRESH | known,
         )  # fmt: skip
 
     def _submit(self, merge: Merge) -> Merge | None:
