@@ -51,6 +51,8 @@ class Policy(Value, frozen=True):
     """Threads there may be."""
     variables: tuple[tuple[str, str], ...] = ()
     """Variables of the environment beside those that every child gets."""
+    devices: tuple[str, ...] = ()
+    """Files of drivers that it may open and control."""
 
 
 class Held(NamedTuple):
@@ -122,7 +124,7 @@ def enter(policy: Policy) -> Held:
     allowed = resource.getrlimit(resource.RLIMIT_CPU)[1]
     seconds = policy.processor if allowed == resource.RLIM_INFINITY else min(policy.processor, allowed)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, allowed))
-    abi = landlock.restrict([*_programs(), *policy.reads], [*policy.writes, "/dev/null"])
+    abi = landlock.restrict([*_programs(), *policy.reads], [*policy.writes, "/dev/null"], policy.devices)
     kind = seccomp.machine()
     filtered = kind is not None and seccomp.install(seccomp.program(kind, os.getpid()))
     return Held(abi, filtered)

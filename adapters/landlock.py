@@ -28,6 +28,7 @@ _READ: Final = _READ_FILE | _READ_DIR
 _CHANGE: Final = (
     _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER | _TRUNCATE
 )  # neither devices, sockets and links nor programs
+_DRIVE: Final = _READ | _WRITE_FILE | _IOCTL_DEV
 _OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 NET_FROM: Final = 4
 """The ABI that knows TCP."""
@@ -46,11 +47,12 @@ def version() -> int:
     return max(0, _call(_CREATE, None, 0, _VERSION_FLAG))
 
 
-def restrict(reads: Iterable[str], writes: Iterable[str]) -> int:
+def restrict(reads: Iterable[str], writes: Iterable[str], devices: Iterable[str] = ()) -> int:
     """Confine this thread and all it will start to some folders and files, and return the ABI that holds it.
 
-    Nothing is confined where the kernel has no Landlock: 0. What is named and not there is passed over. Raises OSError
-    where the kernel refuses what its own version says it can do.
+    `devices` are files of drivers, to read, write and control. Nothing is confined where the kernel has no Landlock: 0.
+    What is named and not there is passed over. Raises OSError where the kernel refuses what its own version says it can
+    do.
     """
     abi = version()
     if not abi:
@@ -63,7 +65,7 @@ def restrict(reads: Iterable[str], writes: Iterable[str]) -> int:
     attributes += struct.pack("=Q", _SCOPE) if abi >= _SCOPE_FROM else b""
     ruleset = _checked(_CREATE, attributes, len(attributes), 0)
     try:
-        for rights, paths in ((_READ, reads), (_CHANGE, writes)):
+        for rights, paths in ((_READ, reads), (_CHANGE, writes), (_DRIVE, devices)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
         if ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):

@@ -142,7 +142,7 @@ def cache_folder(base_id: str, revision: str | None, caches: Sequence[Path]) -> 
         commit = _ref(repo, revision or "main") or revision
         if commit and re.fullmatch(r"[0-9a-f]{7,40}", commit) and (snapshots / commit).is_dir():
             return snapshots / commit
-        known = sorted(p for p in snapshots.iterdir() if p.is_dir())
+        known = sorted(p for p in snapshots.iterdir() if p.is_dir() and not p.name.startswith("."))  # whole ones
         if revision is None and len(known) == 1:
             return known[0]
     return None

@@ -8,7 +8,7 @@ from weighbridge.config.settings import DaemonSettings
 from weighbridge.daemon.homes import Homes, keeps_out
 from weighbridge.registry import errors
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.admit import Admission
+from weighbridge.registry.flow.admission import Admission
 from weighbridge.registry.remotes.protocol import Progress
 
 STAGING: Final = "staging"

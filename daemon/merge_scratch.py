@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from weighbridge.adapters.merge import start
+from weighbridge.adapters.merge import staging, start
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.daemon.mergestore import ACTIVE, CLOSED, Merge, MergeStore
@@ -37,7 +37,7 @@ def standing(seen: Look, target: Path) -> Merged | None:
 
 def room(seen: Look, scratch: Path, reserve: int) -> None:
     """Raise DiskFullError where a result would eat into what stays free for others."""
-    size = seen.planned.plan.size if seen.planned is not None and seen.planned.plan is not None else 0
+    size = staging.needed(*staging.allowed(seen))
     free = disk.free_bytes(scratch)
     if free - size < reserve:
         raise errors.DiskFullError(

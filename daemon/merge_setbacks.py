@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from weighbridge.adapters.merge import batch
+from weighbridge.adapters.merge.staging import finished
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobs import delay
 from weighbridge.daemon.mergestore import Merge, MergeStore
@@ -32,7 +32,7 @@ class Setbacks:
 
     def again(self, merge: Merge, why: str, *, fix: str | None = None, fair: bool = False) -> Merge | None:
         """Try a merge once more; one that gets nowhere several times in a row waits for somebody."""
-        grown = batch.finished(Path(merge.stage or "/")) > merge.finished
+        grown = finished(Path(merge.stage or "/")) > merge.finished
         barren = 0 if grown else merge.barren if fair else merge.barren + 1
         if barren >= BARREN_MAX:
             message = f"it was tried {merge.tries} times and gets no further: {why}"

@@ -36,12 +36,14 @@ def sides(
     scratch: Path,
     roots: Sequence[Path],
     moved: Callable[[int], None],
+    at: Callable[[Path], None],
     fetch: bases.Fetch | None = None,
 ) -> Sides:
     """Return both sides of a merge; the adapter is pulled, so that what is merged is what was published.
 
-    `fetch` gets a base from the Hub where the rule lets it. Raises NotFinishedError for a base that is not here,
-    RefusedError for an adapter that names none, what a pull raises, WithdrawnError.
+    `at` is told where the base lies as soon as it is known; `fetch` gets one from the Hub where the rule lets it.
+    Raises NotFinishedError for a base that is not here, RefusedError for an adapter that names none, what a pull
+    raises, WithdrawnError.
     """
     manifest = checked_manifest(home.remote, merge.name, merge.n)
     # What lies in our scratch is ours: a folder that is not what was pulled there is pulled again.
@@ -51,6 +53,7 @@ def sides(
     found = bases.find(
         want, home, folders=folders, caches=caches, scratch=scratch, roots=roots, moved=moved, fetch=fetch
     )
+    at(found.path)
     # Memory is asked about where the merge is made, at the moment it begins.
     seen = look([adapter], found.path, dtype=merge.dtype, weigh=False, here=False)
     one = Parent(ref=merge.ref, content=manifest.content, provenance=facts.provenance, base=facts.base)

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from weighbridge.adapters.merge import batch, start
-from weighbridge.adapters.merge.staging import Begun
+from weighbridge.adapters.merge.staging import Begun, finished
 from weighbridge.config.settings import MergeSettings
 from weighbridge.daemon import merge_scratch
 from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
@@ -220,7 +220,7 @@ class Merging:
         derivation = merged.derivation([both.adapter], both.base, merge.dtype)
         known = {
             "merged_name": name, "derivation": derivation, "base_ref": both.base.ref,
-            "base_content": both.base.content, "base_path": str(both.seen.base.root) if both.seen.base else None,
+            "base_content": both.base.content,
         }  # fmt: skip
         there = made_before(self._homes.get(merge.home), name, derivation)
         if there is not None:
@@ -239,7 +239,7 @@ class Merging:
         batch.write_request(fresh.key, begun)
         return self._store.advance(
             merge, "submitting", plan=begun.plan, stage=begun.stage, tries=fresh.tries, executor=kind, handle=None,
-            submitted_at=None, finished=batch.finished(Path(begun.stage)), **FRESH | known,
+            submitted_at=None, finished=finished(Path(begun.stage)), **FRESH | known,
         )  # fmt: skip
 
     def _submit(self, merge: Merge) -> Merge | None:
@@ -360,8 +360,13 @@ class Merging:
             merge, self._homes.get(merge.home), self._store,
             adapter=self._place(merge) / "adapter", folders=[Path(folder) for folder in self._settings.bases],
             caches=[*self._caches, self._scratch / HUB], roots=self._roots, scratch=self._scratch, moved=self._moved,
-            fetch=self._fetch if merge.root in self._fetching else None,
+            at=lambda base: self._at(merge, base), fetch=self._fetch if merge.root in self._fetching else None,
         )  # fmt: skip
+
+    def _at(self, merge: Merge, base: Path) -> None:
+        """Note where the base of a merge lies: whatever the merge waits for next, it must not go for another one."""
+        hub_base.use(self._scratch / HUB, base)
+        self._store.advance(merge, base_path=str(base))
 
     def _fetch(self, repo: str, revision: str | None) -> Path:
         """Get a base from the Hub; those that other merges are made from stay."""

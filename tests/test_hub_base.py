@@ -1,11 +1,14 @@
 """Bases that a rule lets the daemon fetch from the Hub: the exact commit, verified, within bounds; else it waits."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from weighbridge.adapters import license as licences
+from weighbridge.daemon import merge_scratch
 from weighbridge.registry import disk, errors
 from weighbridge.registry.flow import hub_base
 from weighbridge.registry.remotes.commits import Held
@@ -134,10 +137,16 @@ def test_the_cache_keeps_to_its_bound(tmp_path: Path) -> None:
     held: Any = Shelf()
     cache = tmp_path / "cache"
     first, second = (hub_base.fetch(held, repo, None, cache, limit=250) for repo in ("a/one", "a/two"))
+    for place, day in ((first, 1), (second, 2)):
+        os.utime(place, (day, day))
+    link = tmp_path / "link"
+    link.symlink_to(cache)
+    hub_base.use(cache, link / first.relative_to(cache))  # somebody who found it in the cache merges into it
+    hub_base.use(cache, tmp_path)  # a base that lies elsewhere is nobody's to touch
     third = hub_base.fetch(held, "a/three", None, cache, limit=250)
-    assert [first.exists(), second.exists(), third.exists()] == [False, True, True]
+    assert [first.exists(), second.exists(), third.exists()] == [True, False, True]
     with pytest.raises(errors.NotFinishedError) as caught:
-        hub_base.fetch(held, "a/four", None, cache, limit=250, used={second, third})
+        hub_base.fetch(held, "a/four", None, cache, limit=250, used={link / first.relative_to(cache), third})
     assert "200" in str(caught.value.why)
     for limit, kind in ((99, errors.NotFinishedError), (ROOM, errors.DiskFullError)):
         with pytest.raises(kind):
@@ -166,6 +175,15 @@ def test_what_a_cut_fetch_left_is_bounded_and_gone_on_with(tmp_path: Path, monke
     assert (kept.is_dir(), old.exists()) == (True, False)
 
 
+def test_half_a_base_is_not_found(tmp_path: Path) -> None:
+    """What a cut fetch left is nobody's snapshot, though it is the only folder there."""
+    partial = tmp_path / "models--a--one" / "snapshots" / f".{'a' * 40}"
+    partial.mkdir(parents=True)
+    assert licences.cache_folder("a/one", None, [tmp_path]) is None
+    partial.rename(partial.with_name("a" * 40))
+    assert licences.cache_folder("a/one", None, [tmp_path]) is not None
+
+
 class FetchingBench(MergeBench):
     """A bench whose rule lets bases be fetched."""
 
@@ -179,8 +197,17 @@ class FetchingBench(MergeBench):
         return {"fetching": {str(self.runs)}, "open_hub": lambda: self.found}
 
 
-def test_a_rule_lets_the_base_be_fetched(hub: TestHub, base: tuple[Path, str], tmp_path: Path) -> None:
-    """The merge waits while the Hub is away, says why, fetches the recorded commit then, and states that commit."""
+def test_a_rule_lets_the_base_be_fetched(
+    hub: TestHub, base: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge waits while the Hub is away, says why, fetches the recorded commit then, and states that commit.
+
+    Whatever it waits for next, its base is known as being used.
+    """
+
+    def no_room(*_anything: object) -> None:
+        raise errors.DiskFullError("full")
+
     folder, commit = base
     away = models(hub, tmp_path, HF_HUB_OFFLINE="1")
     bench = FetchingBench(tmp_path / "bench", away)
@@ -189,6 +216,14 @@ def test_a_rule_lets_the_base_be_fetched(hub: TestHub, base: tuple[Path, str], t
     assert merge.shown == "waiting"
     assert "offline" in str(merge.reason)
     bench.found = models(hub, tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(merge_scratch, "room", no_room)
+        (merge,) = bench.merge_all(2)
+    assert merge.shown == "waiting"
+    fetched = Path(str(merge.base_path))
+    assert fetched.name == commit
+    os.utime(fetched, (1, 1))
     (merge,) = bench.merge_all()
-    assert (merge.state, Path(str(merge.base_path)).name) == ("done", commit)
+    assert (merge.state, Path(str(merge.base_path))) == ("done", fetched)
+    assert fetched.stat().st_mtime > 1
     assert (folder / "config.json").is_file()

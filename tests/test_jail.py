@@ -75,6 +75,18 @@ def test_the_environment_is_built_from_a_list(tmp_path: Path, monkeypatch: pytes
     assert seen["environ"]["HF_HUB_OFFLINE"] == "1"
 
 
+@needs_all
+def test_only_devices_that_are_named_can_be_driven(tmp_path: Path) -> None:
+    """A device that the policy names may be opened to write, another one and an ordinary file beside it may not."""
+    named = {"devices": ("/dev/full",)}
+    with pytest.raises(WeighbridgeError, match="did not finish") as caught:  # it opens, and is always full
+        run(tmp_path, "write", named, path="/dev/full")
+    assert "No space left" in str(caught.value.why)
+    for path in ("/dev/tty", str(tmp_path / "outside" / "id_rsa")):
+        with pytest.raises(JailedError):
+            run(tmp_path, "write", named, path=path)
+
+
 ESCAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "a key is read": ("read", {"path": "{out}/id_rsa"}),
     "the parent's environment is read": ("read", {"path": "/proc/{parent}/environ"}),

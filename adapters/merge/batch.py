@@ -111,14 +111,6 @@ def perform(stage: Path, *, progress: worker.Tell | None = None) -> Answer:
         return made
 
 
-def finished(stage: Path) -> int:
-    """Return how many files of the result are finished: a try that added none got nowhere."""
-    try:
-        return (stage / "journal.jsonl").read_bytes().count(b"\n")
-    except OSError:
-        return 0
-
-
 def _write(path: Path, value: Value) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with fresh.open("wb") as stream:

@@ -96,8 +96,9 @@ def cast(
     ready = staging.ready(look, target, RECORD)
     if isinstance(ready, Merged):
         return ready
-    staging.make(ready)
-    with staging.held(ready.stage):
+    with staging.working(ready) as there:
+        if there is not None:
+            return there
         result = staging.carry_out(staging.begun(ready, workers), progress)
         found = [*look.findings, *_judged(result, ready)]
         facts = {**look.facts, **_facts(result)}

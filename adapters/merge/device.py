@@ -7,7 +7,6 @@ by what the proof allows; hashing, writing and the proof stay where they were.
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from weighbridge.adapters.merge import block
+from weighbridge.adapters.merge import block, pays
 from weighbridge.adapters.merge.block import Array, Prepared
 from weighbridge.adapters.merge.stream import Base, Changed
 from weighbridge.adapters.merge.values import Step
+from weighbridge.registry import errors
 
 BLOCKS: Final = 32
 """How many of the processor's blocks are sent at once: 16 MB of bf16 keep a link busy."""
@@ -49,15 +49,24 @@ class Engine:
 
     def able(self, step: Step) -> bool:
         """Tell whether a step is carried out here: products and norms of rows, in single precision."""
-        plain = step.rows is None and step.term is None and not step.computed
-        by_rows = step.magnitude is None or not step.magnitude.columns
-        return bool(step.factors) and plain and by_rows and {step.origin.dtype, step.dtype} <= _KINDS.keys()
+        return pays.able(step)
 
     def change(self, it: Prepared, base: Base) -> Iterator[Changed]:
         """Yield the new rows of a tensor, some blocks at once; what the adapters give stays on the device meanwhile.
 
-        Raises ArithmeticError where a value is not finite in the dtype of the result.
+        Raises ArithmeticError where a value is not finite in the dtype of the result, WeighbridgeError where the
+        device's memory is full.
         """
+        try:
+            yield from self._changed(it, base)
+        except torch.OutOfMemoryError as error:
+            raise errors.WeighbridgeError(
+                f"the memory of {self.name} ran out",
+                why=" ".join(str(error).split())[:300],
+                fix="merge again when nobody else uses it, or with --device cpu; finished files are kept",
+            ) from error
+
+    def _changed(self, it: Prepared, base: Base) -> Iterator[Changed]:
         loaded = _Loaded(it, self._device)
         rows, _ = it.step.matrix
         for start, stop in block.spans(rows, BLOCKS * base.size):
@@ -115,29 +124,59 @@ def _numbers(values: torch.Tensor) -> Array:
     return np.array(values.float().cpu().numpy())
 
 
-def take(wanted: str) -> tuple[Engine | None, str]:
+def take(wanted: str, locks: Path) -> tuple[Engine | None, str]:
     """Return an engine, None where the processor does it, and in a few words why.
 
-    `wanted` is "processor" for torch on the processor, "cuda" for a GPU that is free and that no other merge has.
+    `wanted` is as in `pays.Choice`; a GPU is taken that is free and that no other merge holds in the folder `locks`.
+    Raises UsageError where it must be a GPU and there is none, ConflictError where all are in use.
     """
     if wanted == "processor":
         return Engine("cpu"), "asked for"
     if not torch.cuda.is_available():
-        return None, "torch sees no GPU here"
+        why = "torch sees no GPU here (it may be built without CUDA, or its driver not fit)"
+        if wanted == "cuda":
+            raise pays.refusal(why)
+        return None, why
+    try:
+        found = _free(locks)
+    except RuntimeError as error:  # a driver that is there and does not come up
+        why = f"CUDA does not come up: {' '.join(str(error).split())[:300]}"
+        if wanted == "cuda":
+            raise pays.refusal(why) from error
+        return None, why
+    if found is None and wanted == "cuda":
+        raise errors.ConflictError(
+            "every GPU here is in use",
+            why=f"one counts as free when {_FREE:.0%} of its memory are, and no other merge has it",
+            fix="wait for it, or leave --device out: then the processor does it",
+        )
+    return found or (None, "every GPU here is in use")
+
+
+def _free(locks: Path) -> tuple[Engine, str] | None:
     for number in range(torch.cuda.device_count()):
-        lock = _held(number)
+        lock = _held(locks, number)
         if lock is None:
             continue
-        free, total = torch.cuda.mem_get_info(number)
-        if free >= _FREE * total:
+        free = False
+        try:
+            left, total = torch.cuda.mem_get_info(number)
+            free = left >= _FREE * total
+        finally:
+            if not free:
+                os.close(lock)
+        if free:
             return Engine(f"cuda:{number}", lock), torch.cuda.get_device_name(number)
-        os.close(lock)
-    return None, "every GPU here is in use"
+    return None
 
 
-def _held(number: int) -> int | None:
-    """Return an open lock on a device, None while another merge of this user has it."""
-    path = Path(tempfile.gettempdir(), f"weighbridge-gpu-{os.geteuid()}-{number}.lock")
+def _held(locks: Path, number: int) -> int | None:
+    """Return an open lock on a device, None while another merge of this user has it.
+
+    Named by what the device is and not by its number, which means another one where others are visible.
+    """
+    name = getattr(torch.cuda.get_device_properties(number), "uuid", number)
+    path = locks / f"{name}.lock"
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:

@@ -49,7 +49,7 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     out.mkdir(exist_ok=True)
     _recheck(plan)
     journal = Journal(stage / JOURNAL, identity)
-    engine, told = _engine(request.get("device"))
+    engine, told = _engine(request)
     begun = time.monotonic()
     with speaking("the merged model cannot be written"):
         kept = journal.finished(out)
@@ -101,14 +101,16 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     }
 
 
-def _engine(wanted: str | None) -> tuple[Any, dict[str, Any]]:
+def _engine(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return what does the arithmetic, None for numpy, and what the record says of it."""
+    wanted = request.get("device")
     if wanted is None:
-        return None, {}
+        return None, {"device": "cpu", "device_told": request.get("device_why", "")}
     from weighbridge.adapters.merge import device  # noqa: PLC0415 - torch takes seconds, and is rarely wanted
 
-    engine, why = device.take(wanted)
-    return engine, {"device": engine.name if engine is not None else "cpu", "device_told": why}
+    engine, why = device.take(wanted, Path(request.get("locks") or request["stage"]))
+    told = {"device": engine.name if engine is not None else "cpu", "device_told": why}
+    return engine, told if wanted == "processor" else told | {"device_wanted": "cuda"}
 
 
 def _beyond(plan: Plan, files: Files) -> errors.RefusedError:

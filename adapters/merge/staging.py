@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,23 +21,31 @@ from weighbridge import __version__
 from weighbridge.adapters import worker
 from weighbridge.adapters.jail import Policy
 from weighbridge.adapters.memory import available
-from weighbridge.adapters.merge import outside, pays
+from weighbridge.adapters.merge import outside, pays, reach
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.values import Bundle, Plan
 from weighbridge.registry import errors, findings
 from weighbridge.registry.disk import free_bytes, speaking, sync_folder
 from weighbridge.registry.types import Finding, Value
 
+_SHORT: Final = 12
 OUT: Final = "out"
 """Where the child writes inside the staging folder; gone once the result was published or set apart."""
 
 PLAN: Final = "plan.msgpack"
+JOURNAL: Final = "journal.jsonl"
 _COMPUTED: Final = "computed.msgpack"
 """The plan once its computed tensors have their values; the one before stays for whoever begins again."""
 
 TASK: Final = "weighbridge.adapters.merge.job:run"
 _BY_PEFT: Final = "round(merge_and_unload() of PEFT {}), in fp32, rounded once"
-_MARGIN: Final = 64 << 20
+_BLOCK: Final = 4096
+"""Bytes by which the disk's blocks may make each file larger."""
+
+_PAPERS: Final = 64 << 10
+_A_TENSOR: Final = 2 << 10
+"""Bytes of plan, journal and record, and how much of it each tensor brings: its steps and its tallies in words."""
+
 _MEMORY: Final = 1 << 30
 _WORKERS_MAX: Final = 16
 _SLOWEST: Final = 2 << 20
@@ -110,15 +118,44 @@ def ready(look: Look, target: Path, record: str) -> Ready | Merged:
     there = already(target, identity, record)
     if there is not None:
         return there
-    return Ready(plan, bundle, identity, target, target.parent / f".{target.name}.merge-{identity[:12]}", record)
+    return Ready(plan, bundle, identity, target, target.parent / f".{target.name}.merge-{identity[:_SHORT]}", record)
 
 
 def make(ready: Ready) -> None:
     """Make the staging folder. Raises DiskFullError where the result does not fit, DeniedError."""
     with speaking(f"{ready.target} cannot be written"):
         ready.target.parent.mkdir(parents=True, exist_ok=True)
-        _room(ready.target.parent, ready.stage, ready.plan)
+        _room(ready)
         ready.stage.mkdir(exist_ok=True)
+
+
+@contextmanager
+def working(ready: Ready) -> Iterator[Merged | None]:
+    """Hold the staging folder for one piece of work; yields what another process finished meanwhile, mostly None.
+
+    What an error leaves is kept for the next try where that can go on from it: a file is finished, and nothing that was
+    read is at fault. Raises what `make` and `held` raise.
+    """
+    make(ready)
+    with held(ready.stage):
+        there = already(ready.target, ready.identity, ready.record)
+        if there is not None:
+            shutil.rmtree(ready.stage, ignore_errors=True)
+        try:
+            yield there
+        except BaseException as error:
+            hopeless = isinstance(error, errors.IntegrityError | errors.VanishedError)
+            if hopeless or not (finished(ready.stage) or (ready.stage / outside.RECORD).exists()):
+                shutil.rmtree(ready.stage, ignore_errors=True)
+            raise
+
+
+def finished(stage: Path) -> int:
+    """Return how many files of the result are finished: a try that added none got nowhere."""
+    try:
+        return (stage / JOURNAL).read_bytes().count(b"\n")
+    except OSError:
+        return 0
 
 
 def begun(ready: Ready, workers: int | None, outside: Outside | None = None, device: str = "auto") -> Begun:
@@ -158,25 +195,25 @@ def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, An
     stage = Path(begun.stage)
     computed = _computed(begun, stage, progress) if begun.outside is not None else None
     plan = computed.plan if computed is not None else _plan_of(stage)
-    device = pays.chosen(plan, str(begun.request["device"]), len(os.sched_getaffinity(0)))
-    request, reads = begun.request | {"device": device}, begun.reads
+    choice = pays.chosen(plan, str(begun.request["device"]), len(os.sched_getaffinity(0)))
+    request = begun.request | {"device": choice.device, "device_why": choice.why}
     if computed is not None:
         with speaking(f"{stage} cannot be written"):
             _replace(stage / _COMPUTED, msgspec.msgpack.encode(computed.plan))
         request = request | {"file": _COMPUTED}
-    if device == "cuda":
-        # A GPU's driver wants more of the machine than a jail can tell in advance; the arithmetic is ours alone.
-        result = worker.run(TASK, request, memory=None, progress=progress)
-        return result | {"jail": None}
     size = sum(Path(path).stat().st_size for path in begun.reads if Path(path).exists())
     seconds = 3600 + size // _SLOWEST
     policy = Policy(
-        reads=(begun.stage, *reads),
+        reads=(begun.stage, *begun.reads),
         writes=(begun.stage,),
         memory=begun.memory,
         processor=seconds * int(begun.request["workers"]),
         clock=seconds,
     )
+    if choice.device in {"cuda", "cuda-if-free"}:
+        with speaking("a GPU cannot be held against other merges"):
+            locks = reach.locks()
+        request, policy = request | {"locks": str(locks)}, reach.with_gpu(policy, locks, os.environ)
     ended = worker.jailed(TASK, request, policy, progress=progress)
     result = ended.result | {"jail": ended.held._asdict()}
     if computed is not None:
@@ -219,6 +256,16 @@ def publish(ready: Ready, record: Mapping[str, Any]) -> None:
         out.rename(ready.target)
         sync_folder(ready.target.parent)
     shutil.rmtree(ready.stage, ignore_errors=True)
+    _forsaken(ready)
+
+
+def _forsaken(ready: Ready) -> None:
+    """Remove what was begun under the same name and cannot be published any more, unless somebody is at it."""
+    mark = f".{ready.target.name}.merge-"
+    for entry in ready.target.parent.iterdir():
+        if entry.name.startswith(mark) and len(entry.name) == len(mark) + _SHORT and (entry / PLAN).is_file():
+            with suppress(errors.ConflictError, OSError), held(entry):
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _replace(path: Path, body: bytes) -> None:
@@ -283,6 +330,17 @@ def already(target: Path, identity: str, record: str) -> Merged | None:
     return found
 
 
+def make_way(look: Look, target: Path, record: str) -> None:
+    """Remove what stands in a folder of our own, unless it is the result of this very look.
+
+    Raises what `allowed` raises, and DeniedError where it cannot be removed.
+    """
+    plan, bundle = allowed(look)
+    if same(target, plan_identity(plan, bundle), record) is None:
+        with speaking(f"{target} cannot be removed"), suppress(FileNotFoundError):
+            shutil.rmtree(target)
+
+
 def same(target: Path, identity: str, record: str) -> Merged | None:
     """Return the result of a plan where the target holds it whole, None for anything else."""
     try:
@@ -299,12 +357,26 @@ def same(target: Path, identity: str, record: str) -> Merged | None:
         return None
 
 
-def _room(parent: Path, stage: Path, plan: Plan) -> None:
+def needed(plan: Plan, bundle: Bundle) -> int:
+    """Return the bytes that making a result takes on the disk, before anything is there.
+
+    Its files, rounded up to blocks, what PEFT computes meanwhile, and the papers beside it: the plan, and for each
+    tensor what journal and record say of it. Raises OSError.
+    """
+    sizes = [file.size for file in plan.files] + [len(body) for body in bundle.written.values()]
+    sizes += [Path(origin).stat().st_size for origin in bundle.copies.values()]
+    computed = sum(4 * step.origin.count for step in plan.steps if step.computed)
+    papers = _PAPERS + _A_TENSOR * len(plan.steps)
+    return sum(sizes) + _BLOCK * len(sizes) + computed + papers
+
+
+def _room(ready: Ready) -> None:
     """Raise DiskFullError where the result does not fit beside what is there."""
+    parent, stage = ready.target.parent, ready.stage
     have = 0
     if (stage / OUT).is_dir():
         have = sum(f.stat().st_blocks * 512 for f in (stage / OUT).rglob("*") if f.is_file())
-    need = plan.size + sum(4 * step.origin.count for step in plan.steps if step.computed) + _MARGIN - have
+    need = needed(ready.plan, ready.bundle) - have
     free = free_bytes(parent)
     if free < need:
         raise errors.DiskFullError(
@@ -318,8 +390,12 @@ def _room(parent: Path, stage: Path, plan: Plan) -> None:
 
 @contextmanager
 def held(stage: Path) -> Iterator[None]:
-    """Hold the staging folder against others. Raises ConflictError when another process has it."""
-    descriptor = os.open(stage / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Hold the staging folder against others. Raises ConflictError when another process has it, or just ended it."""
+    lock = stage / "lock"
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        raise _just_ended(stage) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -327,9 +403,25 @@ def held(stage: Path) -> Iterator[None]:
             raise errors.ConflictError(
                 "this is being made already", why=f"another process holds {stage}", fix="wait for it"
             ) from error
+        if not _is(lock, descriptor):
+            raise _just_ended(stage)
         yield
     finally:
         os.close(descriptor)
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    """Tell whether an open file is the one at its path: whoever holds a folder may remove it."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _just_ended(stage: Path) -> errors.ConflictError:
+    return errors.ConflictError(
+        "this was being made by another process, which just ended", why=f"{stage} is gone", fix="run it again"
+    )
 
 
 def _workers(plan: Plan) -> int:
@@ -343,7 +435,7 @@ def quarantine(stage: Path) -> Path:
     apart = stage.with_name(stage.name + "-failed")
     shutil.rmtree(apart, ignore_errors=True)
     (stage / OUT).rename(apart)
-    (stage / "journal.jsonl").unlink(missing_ok=True)
+    (stage / JOURNAL).unlink(missing_ok=True)
     return apart
 
 

@@ -10,7 +10,7 @@ import msgspec
 from weighbridge import __version__
 from weighbridge.adapters import layout
 from weighbridge.adapters.inspect import inspect
-from weighbridge.adapters.merge import identity, outside, staging
+from weighbridge.adapters.merge import identity, outside, pays, staging
 from weighbridge.adapters.merge.preview import COSINE, Look, update_lost
 from weighbridge.adapters.merge.staging import OUT, Begun, Merged, Outside, Ready
 from weighbridge.adapters.merge.values import Plan
@@ -42,8 +42,10 @@ def merge(
     ready = staging.ready(look, target, RECORD)
     if isinstance(ready, Merged):
         return ready
-    staging.make(ready)
-    with staging.held(ready.stage):
+    pays.chosen(ready.plan, device, 1)  # a GPU that cannot do it is told before anything is written
+    with staging.working(ready) as there:
+        if there is not None:
+            return there
         begun = staging.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device)
         return _settle(look, ready, staging.carry_out(begun, progress), unchanged=unchanged)
 
@@ -106,7 +108,8 @@ def _outside(look: Look, plan: Plan, *, unchanged: bool) -> Outside | None:
 def _settle(look: Look, ready: Ready, result: dict[str, Any], *, unchanged: bool) -> Merged:
     told = msgspec.convert(result.get("findings", []), list[Finding])
     found = [*look.findings, *_judged(result, ready, look.facts.get("base_identity"), unchanged=unchanged), *told]
-    facts = {**look.facts, **_facts(result)}
+    device = {name: value for name, value in result["arithmetic"].items() if name.startswith("device")}
+    facts = {**look.facts, **_facts(result), **device}
     staging.publish(ready, _record(look, ready.identity, result, found))
     return Merged(path=str(ready.target), plan=ready.identity, files=result["files"], facts=facts, findings=found)
 
@@ -136,7 +139,7 @@ def _judged(result: dict[str, Any], ready: Ready, known: str | None, *, unchange
     others = any(step.touched and not (step.factors or step.computed) for step in plan.steps)
     if looked_at and len(still) == len(looked_at) and not others and not unchanged:
         shutil.rmtree(stage / OUT, ignore_errors=True)
-        (stage / "journal.jsonl").unlink(missing_ok=True)
+        (stage / staging.JOURNAL).unlink(missing_ok=True)
         raise staging.nothing(len(still), result["dtype"])
     seen = inspect(stage / OUT)
     broken = [f for f in seen.findings if f.severity == "block"]

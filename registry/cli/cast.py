@@ -61,7 +61,8 @@ def cast(
     """
     begun = time.monotonic()
     keep = sorted({word.strip() for word in (keep_fp32 or "").split(",") if word.strip()})
-    with sides.scratch(["cast", model, remote or "", dtype, *keep, "as", name or ""]) as scratch:
+    words = ["cast", model, remote or "", config or "", dtype, *keep, "as", name or ""]
+    with sides.scratch(words, dry_run=dry_run) as scratch:
         side = sides.find(model, scratch, remote, config, out)
         wanted = name or side.name
         if target is None and wanted is None and not dry_run:
@@ -76,7 +77,7 @@ def cast(
             assert wanted is not None
             how = _How(dtype, keep, recast.cast_name(wanted, dtype))
             chosen = context.choose_remote(context.settings(config), remote)
-        place = target if target is not None else scratch() / "result"
+        place = target if target is not None else sides.result(scratch(), seen, casting.RECORD)
         with following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
         receipt = None

@@ -2,8 +2,6 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,12 +82,11 @@ def merge(
     it ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not finished.
     """
     begun = time.monotonic()
-    shape = ["as", dtype or "", str(unchanged), name or ""]
-    with _sides([adapter, *others], base, shape=shape, remote=remote, config=config, out=out) as (
-        found,
-        under,
-        scratch,
-    ):
+    shape = ["as", dtype or "", str(unchanged), name or ""]  # what else decides the result
+    words = ["merge", adapter, *others, base, remote or "", config or "", *shape]
+    with sides.scratch(words, dry_run=dry_run) as scratch:
+        found = [sides.find(text, scratch, remote, config, out) for text in (adapter, *others)]
+        under = sides.find(base, scratch, remote, config, out, hub=True)
         wanted = name or found[0].name
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
@@ -102,7 +99,7 @@ def merge(
         if name is not None or target is None:  # a wrong name or remote is told before the work, not after
             check_name(wanted or "")
             chosen = context.choose_remote(context.settings(config), remote)
-        place = target if target is not None else scratch() / "result"
+        place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
         with following(out) as follower:
             done = start.merge(
                 seen, place, workers=workers, unchanged=unchanged, device=device, progress=follower.total
@@ -113,22 +110,6 @@ def merge(
             receipt = _publish(done, seen, found, under, wanted=wanted, chosen=chosen, out=out)
         _tell(done, seen, receipt, time.monotonic() - begun, out)
     return None
-
-
-# ---------------------------------------------------------------------------------------------------------- two sides
-
-
-@contextmanager
-def _sides(
-    adapters: list[str], base: str, *, shape: list[str], remote: str | None, config: str | None, out: Output
-) -> Iterator[tuple[list[Side], Side, Callable[[], Path]]]:
-    """Find both sides of a merge; what has to be fetched lies in a scratch folder until the command has succeeded.
-
-    `shape` is what else decides the result, so that two merges of the same sides do not share a folder.
-    """
-    with sides.scratch([*adapters, base, remote or "", *shape]) as scratch:
-        found = [sides.find(text, scratch, remote, config, out) for text in adapters]
-        yield found, sides.find(base, scratch, remote, config, out, hub=True), scratch
 
 
 def _publish(
@@ -205,6 +186,8 @@ def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out
     proof = done.facts["proof"]
     if done.joined:
         out.talk("the same merge lies there already")
+    if done.facts.get("device_wanted") is not None:
+        out.talk(f"the products were made on {done.facts['device']}: {done.facts['device_told']}")
     whole = size(sum(file["size"] for file in done.files.values()))
     out.talk(
         f"{whole} in {seconds:.1f} s; {proof['tensors_copied']} tensors copied byte for byte, "

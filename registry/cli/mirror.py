@@ -1,7 +1,6 @@
 """`registry mirror`: copy a name, or one of its versions, to another remote, by hand."""
 
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +82,7 @@ class _Copying(NamedTuple):
     def versions(self, numbers: Sequence[int]) -> list[Carried]:
         """Copy these numbers in order and say what became of each. Raises what keeps one from being copied."""
         scratch = Path(cache_dir(os.environ), "mirror")
-        _sweep(scratch)
+        place.sweep_scratch(scratch, LEFTOVER_AFTER)
         with following(self.out) as follower:
             return [self._one(n, scratch, follower) for n in numbers]
 
@@ -119,14 +118,6 @@ class _Copying(NamedTuple):
                 if one.outcome == "copied" and one.verified is not None:
                     fresh.remember(known, self.name, one.n, one.verified)
             catalog.close()
-
-
-def _sweep(scratch: Path) -> None:
-    """Remove what cut copies left long ago; what a running one holds stays."""
-    with suppress(OSError):
-        for folder in list(scratch.iterdir()) if scratch.is_dir() else ():
-            if time.time() - folder.stat().st_mtime > LEFTOVER_AFTER:
-                place.remove(folder)
 
 
 def tell(copying: _Copying, carried: Sequence[Carried], told: Told) -> int:

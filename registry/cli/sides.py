@@ -4,18 +4,21 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import license  # noqa: A004 - the module is about licences
-from weighbridge.adapters.merge.staging import Merged
+from weighbridge.adapters.merge.preview import Look
+from weighbridge.adapters.merge.staging import Merged, make_way
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry import disk
 from weighbridge.registry.cli import context, fresh
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, UsageError, WeighbridgeError
+from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admission import Admission
 from weighbridge.registry.flow.publish import prepare, publish
@@ -24,6 +27,9 @@ from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import BaseFacts, Facts, Owner, Provenance, Receipt
+
+KEPT: Final = 2 * 86_400.0
+"""Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
 
 
 class Side(NamedTuple):
@@ -50,10 +56,10 @@ def apart(target: Path | None, *sources: Side) -> None:
     """See that a result does not lie in, or above, what it is made of. Raises UsageError."""
     if target is None:
         return
-    place = Path(os.path.realpath(target))
+    goal = Path(os.path.realpath(target))
     for side in sources:
         source = Path(os.path.realpath(side.path))
-        if place == source or source in place.parents or place in source.parents:
+        if goal == source or source in goal.parents or goal in source.parents:
             raise UsageError(
                 f"{shown(str(target))} cannot hold the result",
                 why=f"{shown(str(side.path))} is what it is made of, and sources are never touched",
@@ -62,17 +68,54 @@ def apart(target: Path | None, *sources: Side) -> None:
 
 
 @contextmanager
-def scratch(words: Sequence[str]) -> Iterator[Callable[[], Path]]:
-    """Yield what makes the folder of one command, named after its words; it stays where the command failed."""
-    named = sha256_bytes("\0".join(words).encode("utf-8", "surrogateescape"))
-    place = Path(cache_dir(os.environ), "merge", named[:16])
+def scratch(words: Sequence[str], *, dry_run: bool) -> Iterator[Callable[[], Path]]:
+    """Yield what makes the folder of one command, named after its words, and holds it against its like.
 
-    def make() -> Path:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return place
+    It stays where the command failed, for the next try; one that nobody came back for goes when another command needs
+    one. A dry run has a folder of its own, and leaves none. Raises ConflictError while the same command runs.
+    """
+    named = sha256_bytes("\0".join([_here(), *words]).encode("utf-8", "surrogateescape"))[:16]
+    folders = Path(cache_dir(os.environ), "merge")
+    folder = folders / (f"{named}-{os.getpid()}" if dry_run else named)
+    with ExitStack() as stack:
 
-    yield make
-    shutil.rmtree(place, ignore_errors=True)
+        def make() -> Path:
+            if not made:
+                with disk.speaking(f"{folder} cannot be written"):
+                    folders.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(place.locked(folder, "the same command is running already"))
+                made.append(folder)
+                os.utime(folder)
+                place.sweep_scratch(folders, KEPT)
+            return folder
+
+        made: list[Path] = []
+        try:
+            yield make
+        except BaseException:
+            if dry_run and made:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _here() -> str:
+    """Return where the command stands: the same words mean other folders elsewhere."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - a plain string
+    except OSError:
+        return ""
+
+
+def result(folder: Path, seen: Look, record: str) -> Path:
+    """Return where a result lies that is only made to be published; one of other contents is removed from there.
+
+    Raises what `staging.make_way` raises.
+    """
+    goal = folder / "result"
+    make_way(seen, goal, record)
+    return goal
 
 
 def find(
@@ -98,20 +141,20 @@ def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, ou
     chosen = context.choose_remote(context.settings(config), remote)
     with fresh.opened(chosen, out, ref=ref) as opened:
         version = opened.resolve(ref)
-        place = scratch / f"{version.name}@v{version.n}"
+        folder = scratch / f"{version.name}@v{version.n}"
         with following(out) as follower:
             pull(
                 opened.remote,
                 version.name,
                 version.n,
-                place,
+                folder,
                 manifest_sha256=version.manifest,
                 card_sha256=version.card,
                 begin=follower.begin,
                 progress=follower.moved,
             )
         manifest = checked_manifest(opened.remote, version.name, version.n, version.manifest)
-    return Side(place, version.ref, version.name, version.content, manifest.facts)
+    return Side(folder, version.ref, version.name, version.content, manifest.facts)
 
 
 def publish_made(

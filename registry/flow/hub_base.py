@@ -4,8 +4,8 @@
     models--owner--name/snapshots/.COMMIT/   files on their way; the next try goes on behind what is here
     models--owner--name/refs/REVISION        the commit that a branch or tag stood at
 
-It has the shape of a Hub cache, so that whoever looks into one finds it, and belongs to us alone: the oldest bases go
-when a new one needs their room.
+It has the shape of a Hub cache, so that whoever looks into one finds it, and belongs to us alone: the longest
+unused bases go when a new one needs their room.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -66,9 +67,9 @@ def fetch(
 ) -> Path:
     """Return the folder of a model's revision, fetched as far as it is not here.
 
-    `limit` is what the cache may hold in bytes, `reserve` what stays free on the disk; the snapshots in `used` are not
-    taken away for it. Raises NotFinishedError that says why a base cannot be had now, RefusedError for a model without
-    safetensors, DiskFullError.
+    `limit` is what the cache may hold in bytes, `reserve` what stays free on the disk; the snapshots in `used`, under
+    whatever path, are not taken away for it. Raises NotFinishedError that says why a base cannot be had now,
+    RefusedError for a model without safetensors, DiskFullError.
     """
     home = cache / ("models--" + repo.replace("/", "--"))
     try:
@@ -91,8 +92,16 @@ def fetch(
             revision=revision,
         ) from error
     _note(home, revision, commit)
-    os.utime(place)
+    use(cache, place)
     return place
+
+
+def use(cache: Path, base: Path) -> None:
+    """Note that a base is being used, where it lies in the cache: the longest unused goes first."""
+    real, snapshot = Path(os.path.realpath(cache)), Path(os.path.realpath(base))
+    if snapshot.is_relative_to(real):
+        with suppress(OSError):
+            os.utime(snapshot)
 
 
 def wanted(tree: Sequence[Held], repo: str, commit: str) -> list[Held]:
@@ -137,10 +146,11 @@ def _room(
         key=lambda path: (not path.name.startswith("."), path.stat().st_mtime),
     )
     held = {path: _bytes(path) for path in kept}
+    real = {os.path.realpath(path) for path in used}
     for path in kept:
         if sum(held.values()) + size <= limit:
             break
-        if path not in used:
+        if os.path.realpath(path) not in real:
             shutil.rmtree(path, ignore_errors=True)
             held.pop(path)
     if sum(held.values()) + size > limit:

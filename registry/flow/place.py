@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -125,8 +126,8 @@ def check(target: Target, *, force: bool) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make and hold a hidden folder alone. Raises ConflictError when another process holds it.
+def locked(folder: Path, busy: str = "another pull of this version into this target is running") -> Iterator[None]:
+    """Make and hold a hidden folder alone. Raises ConflictError with the words `busy` when another process holds it.
 
     The lock is on the folder itself and dies with the process; where a file system cannot lock one, nothing is held.
     """
@@ -138,7 +139,7 @@ def locked(folder: Path) -> Iterator[None]:
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue  # its holder just finished
-            if _hold(descriptor, folder):
+            if _hold(descriptor, folder, busy):
                 break
     try:
         yield
@@ -146,7 +147,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _hold(descriptor: int, folder: Path) -> bool:
+def _hold(descriptor: int, folder: Path, busy: str) -> bool:
     """Lock an open folder and see that it is still the one at its path, and ours."""
     found = os.fstat(descriptor)
     if found.st_uid != os.geteuid():
@@ -156,9 +157,7 @@ def _hold(descriptor: int, folder: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise ConflictError(
-            "another pull of this version into this target is running", why=shown(str(folder)), fix="wait for it"
-        ) from None
+        raise ConflictError(busy, why=f"another process holds {shown(str(folder))}", fix="wait for it") from None
     except OSError as error:
         if error.errno not in {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}:
             os.close(descriptor)
@@ -214,9 +213,17 @@ def remove(path: Path) -> None:
         return
     with suppress(ConflictError, OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if _hold(descriptor, path):
+        if _hold(descriptor, path, ""):
             shutil.rmtree(path, ignore_errors=True)
             os.close(descriptor)
+
+
+def sweep_scratch(scratch: Path, age: float) -> None:
+    """Remove the folders in a scratch folder that nobody touched for `age` seconds; what a process holds stays."""
+    with suppress(OSError):
+        for folder in list(scratch.iterdir()) if scratch.is_dir() else ():
+            if time.time() - folder.stat().st_mtime > age:
+                remove(folder)
 
 
 def _rename_new(hidden: Path, path: Path) -> None:
