@@ -228,3 +228,15 @@ def test_no_token_is_ever_shown() -> None:
     told = of_response(answer(400, {}, {"error": "bad \x1b[31m" + "x" * 1000}), "x")
     assert "\x1b" not in (told.why or "")
     assert len(told.why or "") < 400
+    unsent = translate(httpx2.LocalProtocolError("Illegal header value b'Bearer hf_secret\\n'"), "x")
+    assert "hf_secret" not in f"{unsent.why} {unsent.fix}"
+
+
+@pytest.mark.parametrize("token", ["hf_sec ret", "hf_secret\nHost: elsewhere", "hf_s\u00e9cret", "hf_secret\x00"])
+def test_what_is_no_token_is_told_before_it_is_sent(token: str) -> None:
+    """Whatever would carry it refuses it word for word: it is told as what it is, and not repeated."""
+    line = Line("http://127.0.0.1:9", environ={"HF_TOKEN": token})
+    with pytest.raises(errors.DeniedError, match="cannot look") as caught:
+        line.ask("cannot look", lambda: line.call("GET", "/api/models"))
+    assert "HF_TOKEN" in (caught.value.fix or "")
+    assert "cret" not in str(errors.describe(caught.value)), "not even a part of it"

@@ -15,7 +15,7 @@ from weighbridge.registry.flow import sync, tags, withdraw
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.flow.rebuild import rebuild
-from weighbridge.registry.flow.resolve import resolve
+from weighbridge.registry.flow.resolve import resolve, unknown
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.remote import HubRemote
@@ -195,6 +195,15 @@ def test_what_is_not_there_is_said(hub: TestHub, ben: HubRemote, tmp_path: Path)
     with pytest.raises(errors.DeniedError) as caught:
         pull(eve, NAME, 1, tmp_path / "there")
     assert "ask for access" in (caught.value.fix or "")
+    other = remote(hub, tmp_path / "other")
+    publish(other, tmp_path / "run-2", "open-to-all", seed=2)
+    other.close()
+    hub.store.get("acme/open-to-all").private = False
+    listed = eve.catalogue({})
+    assert set(listed.ledgers) == {"open-to-all"}, "one gated repository hides no other"
+    assert "restricted" in listed.problems[0]
+    with pytest.raises(errors.DeniedError, match=NAME):
+        unknown(eve, None, NAME)
     repo_of(hub).access.add("eve")
     pull(eve, NAME, 1, tmp_path / "there")
     assert holds(tmp_path / "there")

@@ -115,6 +115,7 @@ def show(shelf: Shelf, rows: list[Row], names: tuple[str, ...], out: Output, *, 
         out.rows(told, columns, schema=SCHEMA, into="versions")
         there = bool(shelf.view.names())
         words = "nothing that is published fits" if there else "nothing is published yet"
+        words += " that you may see" if not there and shelf.remote.url.startswith("hf://") else ""
         rest = "; --all lists what was withdrawn, given up or is unfinished" if there and not every else ""
         out.talk(f"{words} on {shelf.remote.name}{shelf.age()}{rest}", "dim")
         return

@@ -10,6 +10,7 @@ from weighbridge.registry.cli.catalogue import complete
 from weighbridge.registry.cli.output import Column, Output
 from weighbridge.registry.errors import NotFoundError, UsageError
 from weighbridge.registry.flow import tags
+from weighbridge.registry.flow.resolve import unknown
 from weighbridge.registry.refs import shown, split
 from weighbridge.registry.types import TagMove
 
@@ -73,7 +74,9 @@ def tag(
             return
         elif name is not None and own is not None:
             known, standings = found.read(lambda catalog: (catalog.name(name) is not None, catalog.tags(name)))
-            standing(name, standings, known=known, out=out)
+            if not known:
+                raise unknown(found.remote, found.catalog, name)
+            standing(name, standings, out)
             return
         else:
             raise UsageError("which tag?", fix=f"registry tag {shown(ref)} TAG")
@@ -104,10 +107,8 @@ def history(moves: list[TagMove], name: str, tag: str, out: Output) -> None:
     out.rows(rows, _MOVES, schema=SCHEMA_MOVES, into="moves", extra={"name": name, "tag": tag})
 
 
-def standing(name: str, found: dict[int, list[str]], *, known: bool, out: Output) -> None:
+def standing(name: str, found: dict[int, list[str]], out: Output) -> None:
     """Print where each tag of a name stands; `latest`, which is worked out, among them."""
-    if not known:
-        raise NotFoundError(f"there is no name '{shown(name)}'", fix="registry ls")
     rows = [{"tag": word, "version": n, "ref": f"{name}@v{n}"} for n, words in sorted(found.items()) for word in words]
     rows.sort(key=lambda row: str(row["tag"]))
     out.rows(rows, _TAGS, schema=SCHEMA_TAGS, into="tags", name="tag", extra={"name": name})

@@ -19,6 +19,7 @@ from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.mirror import bring_claim, deliver, stricter
 from weighbridge.registry.flow.publish import UNTOLD
+from weighbridge.registry.flow.resolve import unknown
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote, Stat
@@ -51,7 +52,7 @@ def numbers(home: Remote, name: str) -> list[int]:
     claims = [layout.claim_number(stat.key) for stat in home.list(layout.claims(name))]
     found = sorted(claim[1] for claim in claims if claim is not None)
     if not found:
-        raise errors.NotFoundError(f"there is no name '{shown(name)}' at {shown(home.url)}", fix="registry ls")
+        raise unknown(home, None, name)
     return found
 
 

@@ -7,6 +7,7 @@ from weighbridge.registry.catalog_read import Row, View
 from weighbridge.registry.errors import NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import decision, tags
 from weighbridge.registry.refs import shown
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.types import Value
 
@@ -37,14 +38,14 @@ def resolve(remote: Remote | None, catalog: View | None, ref: str, *, step: int 
     if step is not None:
         if name is None or n is not None or digest is not None or tag != "latest":
             raise UsageError("--step needs a plain name", fix="name it without a version or tag: NAME --step 280")
-        return _by_step(_known(catalog, ref), name, step)
+        return _by_step(remote, _known(catalog, ref), name, step)
     if digest is not None:
         return _by_content(remote, _known(catalog, ref), name, digest)
     assert name is not None
     if n is not None:
         return numbered(remote, catalog, name, n)
     if tag == "latest":
-        return _latest(_known(catalog, ref), name)
+        return _latest(remote, _known(catalog, ref), name)
     assert tag is not None
     if remote is not None:
         moved = tags.current(remote, name, tag)
@@ -53,7 +54,7 @@ def resolve(remote: Remote | None, catalog: View | None, ref: str, *, step: int 
         row = _known(catalog, ref).tag(name, tag)
         at = row["n"] if row else None
     if at is None:
-        raise _no_tag(catalog, name, tag)
+        raise _no_tag(remote, catalog, name, tag)
     return numbered(remote, catalog, name, at)
 
 
@@ -68,30 +69,31 @@ def numbered(remote: Remote | None, catalog: View | None, name: str, n: int) -> 
         try:
             found = decision.committed(remote, name, n)
         except NotFoundError as error:
-            raise _with_hint(error, catalog, name) from None
+            raise _with_hint(error, remote, catalog, name) from None
         return Resolved(name=name, n=n, content=found.content, manifest=found.digest)
     if row is not None and row["state"] == "void":
         raise NotFoundError(f"{name}@v{n} was given up", fix=f"registry ls {name}")
     what = f"{name}@v{n} is not finished" if row is not None else f"there is no {name}@v{n}"
-    raise _with_hint(NotFoundError(what), catalog, name)
+    raise _with_hint(NotFoundError(what), remote, catalog, name)
 
 
-def _latest(catalog: View, name: str) -> Resolved:
+def _latest(remote: Remote | None, catalog: View, name: str) -> Resolved:
     row = catalog.name(name)
-    if row is None or row["latest"] is None:
-        what = f"there is no name '{name}'" if row is None else f"{name} has no version yet"
-        raise _with_hint(NotFoundError(what, fix="registry ls"), catalog, name)
+    if row is None:
+        raise unknown(remote, catalog, name)
+    if row["latest"] is None:
+        raise _with_hint(NotFoundError(f"{name} has no version yet", fix="registry ls"), remote, catalog, name)
     return numbered(None, catalog, name, row["latest"])
 
 
-def _by_step(catalog: View, name: str, step: int) -> Resolved:
+def _by_step(remote: Remote | None, catalog: View, name: str, step: int) -> Resolved:
     rows = catalog.by_step(name, step)
     if len(rows) == 1:
         return _resolved(rows[0])
     if rows:
         raise _ambiguous(f"{name} has {len(rows)} versions of step {step}", rows)
     if catalog.name(name) is None:
-        raise _with_hint(NotFoundError(f"there is no name '{name}'", fix="registry ls"), catalog, name)
+        raise unknown(remote, catalog, name)
     steps = sorted({row["step"] for row in catalog.listing([name], limit=None) if row["step"] is not None})
     near = ", ".join(map(str, sorted(steps, key=lambda s: abs(s - step))[:5]))
     raise NotFoundError(
@@ -132,24 +134,35 @@ def _known(catalog: View | None, ref: str) -> View:
     return catalog
 
 
-def _no_tag(catalog: View | None, name: str, tag: str) -> WeighbridgeError:
+def _no_tag(remote: Remote | None, catalog: View | None, name: str, tag: str) -> WeighbridgeError:
     there = sorted({t for found in catalog.tags(name).values() for t in found}) if catalog is not None else []
     error = NotFoundError(
         f"{name} has no tag '{tag}'", why=f"it has {', '.join(there)}" if there else None, fix=f"registry ls {name}"
     )
-    return _with_hint(error, catalog, name)
+    return _with_hint(error, remote, catalog, name)
 
 
-def _with_hint(error: WeighbridgeError, catalog: View | None, name: str) -> WeighbridgeError:
+def unknown(remote: Remote | None, catalog: View | None, name: str) -> NotFoundError:
+    """Return the error of a name that nobody here knows: what was probably meant, and what may be hidden from us.
+
+    Raises what a remote of commits says of the name, such as that it is gated.
+    """
+    hub = commits.of(remote) if remote is not None else None
+    if hub is not None:
+        hub.look(name, whole=False)
+    names = catalog.names() if catalog is not None else []
+    near = [known for known in names if known.casefold() == name.casefold()] or get_close_matches(name, names, 3)
+    why = f"did you mean {' or '.join(near)}?" if near else "nobody has published under this name"
+    more = f"; {hub.hidden()}" if hub is not None else ""
+    return NotFoundError(f"there is no name '{shown(name)}'", why=why + more, fix="registry ls")
+
+
+def _with_hint(error: WeighbridgeError, remote: Remote | None, catalog: View | None, name: str) -> WeighbridgeError:
     """Name what was probably meant: another name when this one is unknown, else the newest version."""
     if catalog is None or error.why:
         return error
-    row = catalog.name(name)
-    if row is None:
-        names = catalog.names()
-        near = [known for known in names if known.casefold() == name.casefold()] or get_close_matches(name, names, 3)
-        why = f"did you mean {' or '.join(near)}?" if near else "nobody has published under this name"
-        return NotFoundError(f"there is no name '{name}'", why=why, fix="registry ls")
+    if catalog.name(name) is None:
+        return unknown(remote, catalog, name)
     newest = catalog.listing([name], limit=1)
     error.why = f"the newest is {name}@v{newest[0]['n']}" if newest else f"{name} has no finished version"
     error.fix = error.fix or f"registry ls {name}"

@@ -160,6 +160,10 @@ class CommitRemote(Remote, Protocol):
         """Remove a branch."""
         ...
 
+    def hidden(self) -> str:
+        """Say what of this remote is not shown to us, and why."""
+        ...
+
     def may_write(self, name: str | None) -> str:
         """Say in words how we may write there, asking about one name where there is any. Raises DeniedError."""
         ...

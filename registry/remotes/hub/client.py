@@ -6,6 +6,7 @@ rate limit (the library would, without bound): whoever calls decides whether to 
 
 import functools
 import os
+import re
 import threading
 import time
 import uuid
@@ -44,6 +45,7 @@ _PATIENT: Final = 10.0
 """Seconds that a read may be repeated, or a quota may ask us to wait, without anybody being told."""
 
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
+_TOKEN: Final = re.compile(r"[!-~]+")
 _TRACE: Final = "X-Amzn-Trace-Id"
 _install = threading.Lock()
 
@@ -87,7 +89,7 @@ class Line:
     @property
     def host(self) -> str:
         """The host of the Hub, for messages."""
-        return urlsplit(self.endpoint).netloc
+        return urlsplit(self.endpoint).netloc or self.endpoint
 
     @property
     def offline(self) -> bool:
@@ -128,6 +130,13 @@ class Line:
                 what,
                 why="this machine is told to stay offline (HF_HUB_OFFLINE)",
                 fix="unset HF_HUB_OFFLINE where it may go out",
+            )
+        if self.token is not None and not _TOKEN.fullmatch(self.token.reveal()):
+            # Whatever carries it would show it: it is refused as a header, word for word.
+            raise errors.DeniedError(
+                what,
+                why="the token holds a blank, a line break or a letter that no token has",
+                fix="set HF_TOKEN to the token alone, or log in with: hf auth login",
             )
         install(self.patience)
         with speaking(f"{what} at {self.host}", writes=writes):

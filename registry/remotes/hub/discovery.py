@@ -79,8 +79,8 @@ def _read(
         except errors.UnreachableError as error:
             stop.append(error)
             return error
-        except (errors.IntegrityError, errors.MissingError) as error:
-            return error
+        except (errors.IntegrityError, errors.DeniedError, errors.NotFoundError) as error:
+            return error  # damaged, gated or gone meanwhile: that is no reason to hide the others
 
     with ThreadPoolExecutor(PARALLEL, thread_name_prefix="catalogue") as pool:
         repos = list(news)

@@ -180,7 +180,20 @@ def _lost(error: BaseException, what: str, writes: bool) -> errors.WeighbridgeEr
 
 
 def _address(error: BaseException, what: str, _writes: bool) -> errors.WeighbridgeError:
-    return errors.UsageError(what, why=f"the address is not usable: {_words(error)}", fix="correct HF_ENDPOINT")
+    # The environment is wrong, not the job: whoever corrects it need not touch the daemon's.
+    return errors.UsageError(
+        what, why=f"the address is not usable: {_words(error)}", fix="correct HF_ENDPOINT, or endpoint", remote="hub"
+    )
+
+
+def _unsendable(_error: BaseException, what: str, _writes: bool) -> errors.WeighbridgeError:
+    """Tell of a request that could not be written down; the library's words may hold a header, and so the token."""
+    return errors.UsageError(
+        what,
+        why="the request cannot be written down: a header of it is not usable",
+        fix="correct HF_TOKEN and HF_ENDPOINT",
+        remote="hub",
+    )
 
 
 def _proxy(error: BaseException, what: str, _writes: bool) -> errors.WeighbridgeError:
@@ -236,7 +249,7 @@ RULES: Final[dict[type[BaseException], _Rule]] = {
     httpx2.ProxyError: _proxy,
     httpx2.UnsupportedProtocol: _address,
     httpx2.InvalidURL: _address,
-    httpx2.LocalProtocolError: _address,
+    httpx2.LocalProtocolError: _unsendable,
     # Something was sent, and no whole answer came.
     httpx2.TimeoutException: _lost,
     httpx2.NetworkError: _lost,

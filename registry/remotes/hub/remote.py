@@ -371,6 +371,12 @@ class HubRemote:
         way = self._preflight.transport(repo) if repo else self._preflight.known_transport() or "xet or LFS"
         return f"token role {role}, large files by {way}"
 
+    def hidden(self) -> str:
+        """Say what is not shown: the Hub answers about a private repository as about one that is not there."""
+        if self.line.token is None:
+            return "what is private is not shown without a token: hf auth login, or set HF_TOKEN"
+        return "what is private is shown to its members only: hf auth whoami"
+
     def called(self, name: str) -> str:
         """Return what the repository of a name is called."""
         return self.repositories.called(name)
