@@ -108,8 +108,11 @@ class CommitRemote(Remote, Protocol):
         """Raise RefusedError, DeniedError or UnreachableError for what is known to fail before a byte is sent."""
         ...
 
-    def locked(self, name: str) -> AbstractContextManager[None]:
-        """Hold the one lock of this machine on a repository: writers that wait need not be refused."""
+    def locked(self, name: str) -> AbstractContextManager[bool]:
+        """Hold the one lock of this machine on a repository, and tell whether it was free.
+
+        Writers that wait need not be refused.
+        """
         ...
 
     def writer(self, name: str, key: str, size: int) -> Writer:

@@ -273,8 +273,8 @@ class HubRemote:
         self._preflight.card(repo, card)
         self._preflight.transport(repo)
 
-    def locked(self, name: str) -> AbstractContextManager[None]:
-        """Hold the one lock of this machine on a repository."""
+    def locked(self, name: str) -> AbstractContextManager[bool]:
+        """Hold the one lock of this machine on a repository, and tell whether it was free."""
         repo = self.repositories.id(name)
         return locks.held(Path(cache_dir(self.line.environ), "locks"), f"{self.line.host} {repo}".casefold())
 
@@ -300,9 +300,14 @@ class HubRemote:
         return found
 
     def ready(self) -> None:
-        """Begin the child that sends what is sent next; it loads its part of the library meanwhile."""
+        """Begin the child that sends what is sent next, and the first question to the Hub; both load meanwhile.
+
+        Where the process cannot be copied, it is no command that has just begun, and nothing is begun.
+        """
         with self._lock:
             self._spare = self._spare or copied()
+            if self._spare is not None:
+                threading.Thread(target=self._preflight.begin, name="whoami", daemon=True).start()
 
     def edit(self, name: str, change: Change) -> str:
         """Make a commit of small files alone and return its id."""
