@@ -160,6 +160,23 @@ def test_nothing_is_written_to_an_old_name(hub: TestHub, tmp_path: Path) -> None
     late.close()
 
 
+def test_a_repository_that_is_renamed_while_it_is_known_is_not_written_to_by_its_old_name(
+    hub: TestHub, tmp_path: Path
+) -> None:
+    """Whoever has looked at it before it was renamed, as a daemon has, looks again before anything is sent."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "1")
+    rename(hub, NAME, "elsewhere")
+    hub.seen.clear()
+    assert publish(ann, tmp_path / "2", seed=2).location.startswith("hf://acme/elsewhere@")
+    assert [s.line for s in hub.seen if s.method != "GET" and f"acme/{NAME}" in s.path] == []
+    kept = ann.writer(NAME, "a content", 10)
+    rename(hub, "elsewhere", "beyond")
+    assert ann.head(NAME) is not None
+    assert ann.writer(NAME, "a content", 10) is not kept, "it writes to a name of before"
+    ann.close()
+
+
 def test_readers_find_a_renamed_repository_by_its_versions_name(hub: TestHub, tmp_path: Path) -> None:
     """`ls` and `pull` know the name that the versions have; the website's name is told apart, not taken as damage."""
     ann, ben = remote(hub, tmp_path / "ann"), remote(hub, tmp_path / "ben", token="hf_ben")

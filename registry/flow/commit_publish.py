@@ -114,12 +114,13 @@ def publish(job: Job, progress: Progress | None = None) -> dict[str, str]:
         raise errors.IntegrityError(
             f"{shown(absent[0])} is not in the bundle", why="the claim is for another content", fix="stage it again"
         )
-    writer = remote.writer(job.name, claim.content, job.manifest.size)
     try:
         seen, standing = time.monotonic(), remote.look(job.name)
         done = _landed(job, standing)
         if done is None:
             _refuse_taken(job, standing)
+            # After the look: where somebody renamed the repository, what writes must know its name of now.
+            writer = remote.writer(job.name, claim.content, job.manifest.size)
             remote.begin(job.name, exists=standing.commit is not None)
             remote.check(job.name, job.manifest.files, _card(job, standing))
             if standing.commit is None:

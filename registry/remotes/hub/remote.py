@@ -288,6 +288,9 @@ class HubRemote:
         repo = self.repositories.id(name)
         with self._lock:
             found = self._writers.get((name, key))
+            if found is not None and found.repo != repo:
+                found.close()  # it was renamed since this one was begun
+                found = None
             if found is None:
                 if self._spare is None and size <= self._inline and self._preflight.known_transport() == "lfs":
                     found = LocalWriter(self.line, repo)
