@@ -4,7 +4,6 @@ import importlib.util
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -42,12 +41,6 @@ class Preflight:
         self._limits = limits
         self._kept: dict[str, tuple[float, Any]] = {}
         self._lock = threading.Lock()
-        self._asking = threading.Lock()
-
-    def begin(self) -> None:
-        """Ask who the token belongs to, so that the connection stands and the answer is there when it is needed."""
-        with suppress(Exception):  # whoever needs the answer asks again, and is told
-            self.role()
 
     def role(self) -> str:
         """Return what the token may do: read, write, fineGrained. Raises DeniedError without a token."""
@@ -57,13 +50,12 @@ class Preflight:
                 why="neither HF_TOKEN, nor a stored login, nor a credential of the unit",
                 fix="hf auth login, or set HF_TOKEN; for the daemon LoadCredential=hf-token:/etc/weighbridge/hf-token",
             )
-        with self._asking:
-            found: dict[str, Any] | None = self._recall("whoami")
-            if found is None:
-                found = self._line.json(
-                    "cannot ask who the token belongs to", lambda: self._line.call("GET", "/api/whoami-v2"), dict
-                )
-                self._keep("whoami", found)
+        found: dict[str, Any] | None = self._recall("whoami")
+        if found is None:
+            found = self._line.json(
+                "cannot ask who the token belongs to", lambda: self._line.call("GET", "/api/whoami-v2"), dict
+            )
+            self._keep("whoami", found)
         access = found.get("auth", {}).get("accessToken", {})
         return str(access.get("role", "unknown"))
 
