@@ -142,12 +142,28 @@ def test_nothing_is_written_to_an_old_name(hub: TestHub, tmp_path: Path) -> None
     rename(hub, NAME, "elsewhere")
     hub.seen.clear()
     late = remote(hub, tmp_path / "late")
-    writer = late.writer(NAME, "a content", 10)
-    writer.close()
+    assert late.head(NAME) == repo_of(hub, "elsewhere").head.oid
     assert late.called(NAME) == "elsewhere"
     publish(late, tmp_path / "2", seed=2)
     assert [s.line for s in hub.seen if s.method != "GET" and f"acme/{NAME}" in s.path] == []
     late.close()
+
+
+def test_a_repository_that_is_renamed_while_it_is_known_is_not_written_to_by_its_old_name(
+    hub: TestHub, tmp_path: Path
+) -> None:
+    """Whoever has looked at it before it was renamed, as a daemon has, looks again before anything is sent."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "1")
+    rename(hub, NAME, "elsewhere")
+    hub.seen.clear()
+    assert publish(ann, tmp_path / "2", seed=2).location.startswith("hf://acme/elsewhere@")
+    assert [s.line for s in hub.seen if s.method != "GET" and f"acme/{NAME}" in s.path] == []
+    kept = ann.writer(NAME, "a content", 10)
+    rename(hub, "elsewhere", "beyond")
+    assert ann.head(NAME) is not None
+    assert ann.writer(NAME, "a content", 10) is not kept, "it writes to a name of before"
+    ann.close()
 
 
 def test_readers_find_a_renamed_repository_by_its_versions_name(hub: TestHub, tmp_path: Path) -> None:
@@ -244,4 +260,43 @@ def test_a_mirrors_repository_is_never_adopted(hub: TestHub, tmp_path: Path) -> 
     with pytest.raises(errors.NameTakenError, match="another registry") as caught:
         publish(ann, tmp_path / "2", seed=2, adopt=True)
     assert "--adopt" not in (caught.value.fix or "")
+    ann.close()
+
+
+# ------------------------------------------------------------------------------------------------- deleted and set back
+
+
+def test_numbers_do_not_begin_anew_where_a_repository_was_deleted(hub: TestHub, tmp_path: Path) -> None:
+    """Who has seen v2 is refused, with a repository made anew or without one; what is taken over goes on with v3."""
+    ann = remote(hub, tmp_path / "ann")
+    for seed in (1, 2):
+        publish(ann, tmp_path / str(seed), seed=seed)
+    ann.close()
+    hub.store.delete("model", f"acme/{NAME}", hub.store.tokens["hf_ann"])
+    ann = remote(hub, tmp_path / "ann")
+    with pytest.raises(errors.NameTakenError, match="is gone") as caught:
+        publish(ann, tmp_path / "3", seed=3)
+    assert "v1 to v2 were published there" in str(caught.value.why)
+    assert (caught.value.data["option"], caught.value.data["last"]) == ("adopt", 2)
+    assert ("model", f"acme/{NAME}") not in hub.store.repos, "nothing was made for a refusal"
+    hub.store.create("model", "acme", NAME, hub.store.tokens["hf_ann"])
+    with pytest.raises(errors.NameTakenError, match="has lost versions"):
+        publish(ann, tmp_path / "4", seed=3)
+    assert [publish(ann, tmp_path / str(seed), seed=seed, adopt=seed == 5).n for seed in (5, 6)] == [3, 4]
+    ann.close()
+
+
+def test_numbers_do_not_repeat_where_a_history_was_set_back(hub: TestHub, tmp_path: Path) -> None:
+    """A branch that stands where it stood before v2, without its tag, does not get another v2."""
+    ann = remote(hub, tmp_path / "ann")
+    publish(ann, tmp_path / "1")
+    repo = repo_of(hub)
+    before = repo.branches["main"]
+    publish(ann, tmp_path / "2", seed=2)
+    repo.branches["main"] = before
+    del repo.tags["v2"]
+    with pytest.raises(errors.NameTakenError, match="has lost versions"):
+        publish(ann, tmp_path / "3", seed=3)
+    assert publish(ann, tmp_path / "1-again").n == 1, "the same bytes join the version that is there"
+    assert publish(ann, tmp_path / "3-adopted", seed=3, adopt=True).n == 3
     ann.close()

@@ -31,9 +31,11 @@ gate = threading.Event()
 threading.Thread(target=gate.wait).start()
 refused = begin(good, chosen) is None
 gate.set()
-admission, name = there.found(ask)
+for one in (there, nothing, cut):
+    one.listen(ask)
+admission, name = there.found()
 _, own, _ = judge(good, chosen, values=0, ask=ask)
-lost = [nothing.found(ask), cut.found(ask)] == [None, None]
+lost = [nothing.found(), cut.found()] == [None, None]
 there.end(), nothing.end(), cut.end()
 print(json.dumps([name, len(admission.files), admission == own, lost, refused, asked]))
 """

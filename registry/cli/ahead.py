@@ -48,31 +48,38 @@ class Looker:
     def __init__(self, pid: int, line: IO[bytes]) -> None:
         self._pid = pid
         self._line = line
+        self._found: tuple[Admission, str] | None = None
+        self._listener: threading.Thread | None = None
 
-    def found(self, ask: Models | None) -> tuple[Admission, str] | None:
-        """Return what is to be published, and under which name; None where that is not known from here.
+    def listen(self, ask: Models | None) -> None:
+        """Answer the copy's questions about the base with `ask`, and take what it found, while this process goes on."""
+        self._listener = threading.Thread(target=self._listen, args=[ask], name="look", daemon=True)
+        self._listener.start()
 
-        `ask` answers the copy's questions about the base.
-        """
+    def found(self) -> tuple[Admission, str] | None:
+        """Wait for what is to be published, and under which name; None where that is not known from here."""
+        if self._listener is not None:
+            self._listener.join()
+        return self._found
+
+    def end(self) -> None:
+        """End the copy, at once; a question of it that a Hub has not answered yet is not waited for."""
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+    def _listen(self, ask: Models | None) -> None:
         with suppress(OSError):
             while body := _heard(self._line):
                 told = msgspec.msgpack.decode(body, type=Told)
                 if told.found is not None:
-                    return told.found, told.name
+                    self._found = told.found, told.name
+                    return
                 if ask is None:
-                    return None
+                    return
                 said = ask(told.repo, told.revision)
                 seen, unseen = (said, None) if isinstance(said, ModelSeen) else (None, said)
                 _say(self._line, Answer(seen, unseen))
-        return None
-
-    def end(self) -> None:
-        """End the copy."""
-        with suppress(OSError):
-            self._line.close()
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
 
 
 def begin(wish: Wish, chosen: RemoteSettings) -> Looker | None:

@@ -29,7 +29,9 @@ from weighbridge.registry.shell import load
 @click.option("--dry-run", is_flag=True, help="Only say what would be published, and what left out and why.")
 @click.option("--share", is_flag=True, help="Publish under a name that another run began.")
 @click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
-@click.option("--adopt", is_flag=True, help="Hub: take over a repository that holds files of somebody else.")
+@click.option(
+    "--adopt", is_flag=True, help="Hub: take over a repository with somebody else's files, or one that lost versions."
+)
 @click.option("--allow", "codes", multiple=True, metavar="CODE", help="Publish in spite of this finding; repeatable.")
 @click.option("--reason", metavar="TEXT", help="Why; needed with --allow, stands on the card.")
 @options.remote
@@ -74,9 +76,14 @@ def push(
     looker = begin(wish, chosen)
     opened = context.connect(chosen)
     try:
+        ask = None
         if opened.properties.commits:
             # Begun before anything else, what uploads loads its part of the library while we look at the folder.
-            load("weighbridge.registry.remotes.commits:of")(opened).ready()
+            hub = load("weighbridge.registry.remotes.commits:of")(opened)
+            hub.ready()
+            ask = hub.model
+        if looker is not None:
+            looker.listen(ask)
         load("weighbridge.registry.cli.pushing:go")(wish, chosen, opened, looker, out)
     finally:
         opened.close()

@@ -31,10 +31,11 @@ SCHEMA: Final = "weighbridge/push/1"
 
 def go(wish: Wish, chosen: RemoteSettings, opened: Remote, looker: Looker | None, out: Output) -> None:
     """Publish what a folder holds, and print the version. `looker` has begun to look at it, where it could."""
-    hub = commits.of(opened)
-    ask = hub.model if hub is not None else None
-    found = looker.found(ask) if looker is not None else None
-    admission, wanted = found or load(JUDGE)(wish, chosen, values=0, ask=ask)[1:]
+    found = looker.found() if looker is not None else None
+    if found is None:
+        hub = commits.of(opened)
+        found = load(JUDGE)(wish, chosen, values=0, ask=hub.model if hub is not None else None)[1:]
+    admission, wanted = found
     untold: list[WeighbridgeError] = []
     owner = _writer()
     registry = fresh.registry_of(chosen, opened, writer=owner.daemon)

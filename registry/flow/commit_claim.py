@@ -37,8 +37,9 @@ def claim(
 ) -> Claimed:
     """Return the claim of a content: that of the version that has it, or one that is to be committed with it.
 
-    `adopt` takes over a repository that holds files of somebody else, or that was this one's before the organisation
-    was renamed. Raises NameTakenError, WithdrawnContentError.
+    `adopt` takes over a repository that holds files of somebody else, that was this one's before the organisation was
+    renamed, or that has lost versions which this machine has seen: numbers go on after those. Raises NameTakenError,
+    WithdrawnContentError.
     """
     check_writer(registry)
     standing = remote.look(name, whole=False)
@@ -46,6 +47,8 @@ def claim(
     found = _join(remote, standing, manifest.content, derivation, again=again)
     if found is not None:
         return found
+    if standing.last < standing.past and not adopt:
+        raise _forgotten(standing)
     last = standing.ledger.last() if standing.ledger else None
     n = standing.next
     made = types.Claim(
@@ -103,8 +106,8 @@ def _refuse_others(
             f"{name} belongs to another registry",
             why=f"its versions come from registry {shown(ledger.registry)}, this one is {registry.registry}",
             fix="publish to the home of the name, or choose another name"
-            + ("; where only the organisation was renamed: registry push --adopt" if _from_an_address(ledger.registry)
-               else ""),
+            + ("; where only the organisation was renamed, or the endpoint is another: registry push --adopt"
+               if _from_an_address(ledger.registry) else ""),
             option="adopt",
         )  # fmt: skip
     first = next((told for told in ledger.versions if told.void is None), None)
@@ -126,6 +129,23 @@ def _refuse_others(
             option="share",
             run=first.row.run_id,
         )
+
+
+def _forgotten(standing: Standing) -> errors.NameTakenError:
+    """Return what is said of a repository that has lost versions, or is gone, since this machine looked last."""
+    name, past = standing.name, standing.past
+    seen = "v1" if past == 1 else f"v1 to v{past}"
+    if standing.commit is None:
+        what, why = f"the repository of {name} is gone", "it was deleted, or this token may not see it any more"
+    else:
+        what, why = f"the repository of {name} has lost versions", "it was deleted and made anew, emptied, or set back"
+    return errors.NameTakenError(
+        what,
+        why=f"{why}; {seen} were published there, and a number is never given out twice",
+        fix=f"see who did that; to go on there with v{past + 1}: registry push --adopt",
+        option="adopt",
+        last=past,
+    )
 
 
 def _from_an_address(registry: str) -> bool:

@@ -38,6 +38,10 @@ LOST_MAX: Final = 4
 LOOKS: Final = (0.2, 0.8, 2.0)
 """Seconds after a lost answer at which the head is looked at again before anything is repeated."""
 
+BELIEVED: Final = 5.0
+"""Seconds for which nobody is thought to have committed, where nobody of this machine had the lock: a commit on top of
+an old head is refused whole, so a wrong guess costs a request and nothing else."""
+
 _PLAIN: Final = frozenset({ATTRIBUTES, "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", ".gitignore"})
 """Files of a repository that somebody made by hand and put nothing into yet."""
 
@@ -110,19 +114,20 @@ def publish(job: Job, progress: Progress | None = None) -> dict[str, str]:
         raise errors.IntegrityError(
             f"{shown(absent[0])} is not in the bundle", why="the claim is for another content", fix="stage it again"
         )
-    writer = remote.writer(job.name, claim.content, job.manifest.size)
     try:
-        standing = remote.look(job.name)
+        seen, standing = time.monotonic(), remote.look(job.name)
         done = _landed(job, standing)
         if done is None:
             _refuse_taken(job, standing)
+            # After the look: where somebody renamed the repository, what writes must know its name of now.
+            writer = remote.writer(job.name, claim.content, job.manifest.size)
             remote.begin(job.name, exists=standing.commit is not None)
             remote.check(job.name, job.manifest.files, _card(job, standing))
             if standing.commit is None:
                 standing = remote.look(job.name)
                 _refuse_foreign(standing)
             writer.send(_plan(job, standing).sending, standing.commit or "", progress)
-            done = _commit(job, writer, standing)
+            done = _commit(job, writer, standing, seen)
         verified = read_back(remote, done, job.claimed, job.manifest)
     except errors.VoidedError:
         raise  # the same bytes get another number, and the writer holds them
@@ -149,12 +154,13 @@ def _refuse_foreign(standing: Standing) -> None:
         )
 
 
-def _commit(job: Job, writer: Writer, standing: Standing) -> str:
-    """Make the commit and return its id, looking again whenever the head may have moved."""
+def _commit(job: Job, writer: Writer, standing: Standing, seen: float) -> str:
+    """Make the commit and return its id, looking again whenever the head may have moved since it was `seen`."""
     remote = job.remote
     unmoved = lost = 0
-    with remote.locked(job.name):
-        if remote.head(job.name) != standing.commit:
+    with remote.locked(job.name) as free:
+        believed = free and time.monotonic() - seen < BELIEVED
+        if not believed and remote.head(job.name) != standing.commit:
             standing = remote.look(job.name)
         for attempt in range(COMMITS_MAX):
             done = _landed(job, standing)

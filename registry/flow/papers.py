@@ -11,7 +11,8 @@ def render(remote: Remote, manifest: Manifest, name: str, n: int, *, people: str
 
     What people wrote as a note on this version or on one before wins over `people`, the README.md of the source.
     """
-    noted = notes.people(remote, name, n)
+    # A note follows the version it is about: before the first one is committed there is none to look for.
+    noted = notes.people(remote, name, n) if n > 1 else None
     rendered = {"README.md": card.render(manifest, name, n, people=people if noted is None else noted)}
     if manifest.facts.provenance.history is not None:
         rendered["training.json"] = card.training(manifest)

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import msgspec
 
 from weighbridge.registry import types
-from weighbridge.registry.remotes.ledger import Ledger, dense
+from weighbridge.registry.remotes.ledger import Ledger
 from weighbridge.registry.remotes.protocol import Progress, Remote
 from weighbridge.registry.remotes.wrappers import Wrapper
 
@@ -29,7 +29,8 @@ class Held(types.Value, frozen=True):
 class Standing(types.Value, frozen=True):
     """What a repository holds at the head of its main branch; `commit` None means that there is no repository.
 
-    `tags` maps the numbers of the tags v1, v2, ... to their commits, ours or not.
+    `tags` maps the numbers of the tags v1, v2, ... to their commits, ours or not; `past` is the highest number that
+    this machine has seen of the name, whatever the repository still knows.
     """
 
     name: str
@@ -38,11 +39,17 @@ class Standing(types.Value, frozen=True):
     ledger: Ledger | None
     tags: dict[int, str]
     card: bytes | None = None
+    past: int = 0
+
+    @property
+    def last(self) -> int:
+        """The highest number that is told, or that a tag had before us; 0 for none."""
+        return max([*self.tags, *(told.n for told in (self.ledger.versions if self.ledger else []))], default=0)
 
     @property
     def next(self) -> int:
-        """The number of the next version: after all that are told, and after tags that were there before us."""
-        return dense([*self.tags, *(told.n for told in (self.ledger.versions if self.ledger else []))])
+        """The number of the next version: after all that there are and were."""
+        return max(self.last, self.past) + 1
 
 
 class Sending(types.Value, frozen=True):
@@ -108,8 +115,11 @@ class CommitRemote(Remote, Protocol):
         """Raise RefusedError, DeniedError or UnreachableError for what is known to fail before a byte is sent."""
         ...
 
-    def locked(self, name: str) -> AbstractContextManager[None]:
-        """Hold the one lock of this machine on a repository: writers that wait need not be refused."""
+    def locked(self, name: str) -> AbstractContextManager[bool]:
+        """Hold the one lock of this machine on a repository, and tell whether it was free.
+
+        Writers that wait need not be refused.
+        """
         ...
 
     def writer(self, name: str, key: str, size: int) -> Writer:

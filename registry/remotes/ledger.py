@@ -8,7 +8,7 @@ Each commit carries the ledger of its parent on, so that the head's tells everyt
 stored twice: it is put together from weighbridge.json and the manifest beside it, to the byte.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -173,8 +173,3 @@ def _parse(stored: bytes, where: str, kind: type[T], schema: str) -> T:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         raise errors.IntegrityError(f"{shown(where)} is damaged", why=str(error)) from error
-
-
-def dense(numbers: Sequence[int]) -> int:
-    """Return the next number after those that are taken."""
-    return max(numbers, default=0) + 1

@@ -21,33 +21,41 @@ _guard = threading.Lock()
 
 
 @contextmanager
-def held(folder: Path, name: str) -> Iterator[None]:
-    """Hold the lock of a name; where no file can be locked, threads of this process are still kept apart."""
+def held(folder: Path, name: str) -> Iterator[bool]:
+    """Hold the lock of a name, and tell whether it was free; where no file can be locked, only threads are kept apart.
+
+    What is not known counts as not free.
+    """
     with _guard:
         lock = _threads.setdefault(name, threading.Lock())
+    free = not lock.locked()
     with lock:
         descriptor = _opened(folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock")
         try:
-            if descriptor is not None:
-                _wait(descriptor)
-            yield
+            yield descriptor is not None and _wait(descriptor) and free
         finally:
             if descriptor is not None:
                 _let_go(descriptor)
 
 
-def _wait(descriptor: int) -> None:
-    """Take the lock of another process's file, but not for ever: going on without it is safe."""
+def _wait(descriptor: int) -> bool:
+    """Take the lock of another process's file, but not for ever: going on without it is safe. Tell whether it was free.
+
+    Nobody can tell where files are not locked.
+    """
     deadline = time.monotonic() + PATIENCE
+    waited = False
     while time.monotonic() < deadline:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            waited = True
             time.sleep(0.02)
         except OSError:
-            return
+            return False
         else:
-            return
+            return not waited
+    return False
 
 
 def _let_go(descriptor: int) -> None:

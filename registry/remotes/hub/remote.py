@@ -22,7 +22,7 @@ from weighbridge.registry import errors, layout, stages, types
 from weighbridge.registry.manifest import canonical
 from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing, Writer
-from weighbridge.registry.remotes.hub import locks
+from weighbridge.registry.remotes.hub import locks, numbers
 from weighbridge.registry.remotes.hub.child import GROUP, Child, copied
 from weighbridge.registry.remotes.hub.client import Line, Patience
 from weighbridge.registry.remotes.hub.discovery import PARALLEL, listing
@@ -83,7 +83,6 @@ class HubRemote:
         self._writers: dict[tuple[str, str], ChildWriter | LocalWriter] = {}
         self._ledgers: dict[tuple[str, str], Ledger | None] = {}
         self._spare: Child | None = None
-        self._looked: set[str] = set()
         self._lock = threading.Lock()
         self._sleep = sleep
 
@@ -235,9 +234,10 @@ class HubRemote:
 
     def look(self, name: str, *, whole: bool = True) -> Standing:
         """Return the standing of a name now; without `whole` no files and no card."""
+        past = numbers.highest(*self._own("numbers", f"{self._owner}/{name}"))  # before: the Hub must know what we know
         commit = self.head(name)
         if commit is None:
-            return Standing(name=name, commit=None, files=[], ledger=None, tags={})
+            return Standing(name=name, commit=None, files=[], ledger=None, tags={}, past=past)
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="look") as pool:
             refs = pool.submit(self.repositories.refs, name)
             ledger = pool.submit(self._ledger_at, name, commit)
@@ -247,6 +247,8 @@ class HubRemote:
             told = ledger.result()
             if told is None:
                 told = self._versions.recover(name, tags)
+            if told is not None and told.versions:
+                self._note_number(name, past, told.versions[-1].n)
             return Standing(
                 name=name,
                 commit=commit,
@@ -254,13 +256,12 @@ class HubRemote:
                 ledger=told,
                 tags=tags,
                 card=card.result() if card else None,
+                past=past,
             )
 
     def head(self, name: str) -> str | None:
         """Return the commit that main stands at now; None where there is no repository."""
-        commit = self.repositories.head(name)
-        self._looked.add(name)
-        return commit
+        return self.repositories.head(name)
 
     def begin(self, name: str, *, exists: bool) -> None:
         """Make sure that we may write there, and make the repository where there is none."""
@@ -276,21 +277,21 @@ class HubRemote:
         self._preflight.card(repo, card)
         self._preflight.transport(repo)
 
-    def locked(self, name: str) -> AbstractContextManager[None]:
-        """Hold the one lock of this machine on a repository."""
-        repo = self.repositories.id(name)
-        return locks.held(Path(cache_dir(self.line.environ), "locks"), f"{self.line.host} {repo}".casefold())
+    def locked(self, name: str) -> AbstractContextManager[bool]:
+        """Hold the one lock of this machine on a repository, and tell whether it was free."""
+        return locks.held(*self._own("locks", self.repositories.id(name)))
 
     def writer(self, name: str, key: str, size: int) -> Writer:
         """Return the writer kept under a key, or a new one; a child process starts while we go on.
 
         A little by LFS is sent from here: each of its requests has a time limit, and starting a child costs more.
         """
-        if name not in self._looked:
-            self.head(name)  # it may have been renamed since it was planned
         repo = self.repositories.id(name)
         with self._lock:
             found = self._writers.get((name, key))
+            if found is not None and found.repo != repo:
+                found.close()  # it was renamed since this one was begun
+                found = None
             if found is None:
                 if self._spare is None and size <= self._inline and self._preflight.known_transport() == "lfs":
                     found = LocalWriter(self.line, repo)
@@ -325,6 +326,7 @@ class HubRemote:
     def know(self, name: str, n: int, commit: str) -> None:
         """Take note of the commit of a version, as the Hub just told whoever made it."""
         self._versions.know(name, n, commit)
+        self._note_number(name, 0, n)
 
     def facts_at(self, name: str, commit: str, paths: Sequence[str]) -> dict[str, Held]:
         """Return size and checksum of files of a commit, as the Hub reports them now."""
@@ -442,6 +444,16 @@ class HubRemote:
             return self.line.read(self.repositories.id(name), commit, "README.md")
         except errors.MissingError:
             return None
+
+    def _note_number(self, name: str, past: int, n: int) -> None:
+        """Remember the highest number of a name, where it is more than what is remembered."""
+        place = self._own("numbers", f"{self._owner}/{name}")
+        if n > (past or numbers.highest(*place)):
+            numbers.note(*place, n)
+
+    def _own(self, folder: str, repo: str) -> tuple[Path, str]:
+        """Return a folder of this machine's notes, and what a repository is called in it."""
+        return Path(cache_dir(self.line.environ), folder), f"{self.line.host} {repo}".casefold()
 
     def _version(self, key: str, place: Place) -> Version:
         found = self._versions.get(place.name, place.n)

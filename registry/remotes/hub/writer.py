@@ -32,7 +32,7 @@ class LocalWriter:
 
     def __init__(self, line: Line, repo: str) -> None:
         self._line = line
-        self._repo = repo
+        self.repo = repo
         self._sent: set[tuple[str, str]] = set()
         self._sender: Any = None
 
@@ -42,7 +42,7 @@ class LocalWriter:
         if not wanted:
             return
         rows = [(file.path, file.source, file.size, file.sha256) for file in wanted]
-        with self._line.speaking(f"cannot upload to {self._repo}"), _quiet:
+        with self._line.speaking(f"cannot upload to {self.repo}"), _quiet:
             self._whole().send(rows, base)
         self._sent |= {(file.path, file.sha256) for file in wanted}
         if progress is not None:
@@ -50,14 +50,14 @@ class LocalWriter:
 
     def commit(self, change: Change) -> str:
         """Make a commit and return its id."""
-        with self._line.speaking(f"cannot commit to {self._repo}", writes=True), _quiet:
+        with self._line.speaking(f"cannot commit to {self.repo}", writes=True), _quiet:
             return str(self._whole().commit(change))
 
     def _whole(self) -> Any:
         """Return the sender; the library's part that uploads is loaded when something is sent."""
         if self._sender is None:
             make = load("weighbridge.registry.remotes.hub.sender:Sender")
-            self._sender = make(self._repo, self._line.api, xet=False, alive=lambda: None, sent=lambda _: None)
+            self._sender = make(self.repo, self._line.api, xet=False, alive=lambda: None, sent=lambda _: None)
         return self._sender
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class ChildWriter:
     def __init__(self, line: Line, repo: str, transport: Callable[[], str], spare: Child | None = None) -> None:
         """Take the repository, how files go there, and a child that waits for somebody's orders."""
         self._line = line
-        self._repo = repo
+        self.repo = repo
         self._transport = transport
         self._sent: set[tuple[str, str]] = set()
         self._child = spare
@@ -119,7 +119,7 @@ class ChildWriter:
         if not wanted:
             return
         rows = [[file.path, file.source, file.size, file.sha256] for file in wanted]
-        what = f"cannot upload to {self._repo}"
+        what = f"cannot upload to {self.repo}"
         self._order(
             {"do": "send", "files": rows, "base": base, "what": what}, what, self._line.patience.stall, progress
         )
@@ -127,7 +127,7 @@ class ChildWriter:
 
     def commit(self, change: Change) -> str:
         """Make a commit and return its id."""
-        what = f"cannot commit to {self._repo}"
+        what = f"cannot commit to {self.repo}"
         order = {
             "do": "commit",
             "what": what,
@@ -192,7 +192,7 @@ class ChildWriter:
             {
                 "endpoint": self._line.endpoint,
                 "token": self._line.token.reveal() if self._line.token else None,
-                "repo": self._repo,
+                "repo": self.repo,
                 "transport": self._transport(),
                 "patience": list(self._line.patience),
             }
