@@ -225,7 +225,7 @@ class _Trial:
     def __init__(self, link: Connection) -> None:
         self._link = link
         self._condition: dict[str, Any] = {"IfNoneMatch": "*"}
-        self._encrypted = link.place.encrypted
+        self._encrypted: dict[str, Any] = dict(link.place.encrypted)
         self.replaced = False
 
     def put_first(self, key: str) -> str:
