@@ -1,6 +1,8 @@
 """`registry verify`, `tag`, `card` and `rebuild`, as people use them."""
 
+import getpass
 import json
+import socket
 import socketserver
 import threading
 from pathlib import Path
@@ -145,6 +147,29 @@ def test_tag_json_is_the_documented_contract(desk: Desk) -> None:
     assert [m["to"] for m in moves["moves"]] == [1]
     tags = conforms(desk.ok("tag", "medical-sft", "--json").json, "tags")
     assert {t["tag"]: t["ref"] for t in tags["tags"]} == {"latest": "medical-sft@v2", "prod": "medical-sft@v1"}
+
+
+def test_the_remote_tells_what_happened_to_a_name(desk: Desk) -> None:
+    """Where no daemon runs, `log NAME` lists numbers, moves of tags, notes and withdrawals, with who and why."""
+    desk.ok("tag", "medical-sft@v1", "prod", "--why", "first")
+    desk.ok("tag", "medical-sft@v2", "prod", "--why", "better")
+    desk.ok("withdraw", "medical-sft@v1", "--reason", "wrong data")
+    desk.ok("card", "medical-sft@v2", "--license", "mit", "--why", "asked")
+    events = conforms(desk.ok("log", "medical-sft", "--json").json, "log")["events"]
+    told = [(e["event"], e["ref"].rpartition("@")[2], e["detail"].replace(getpass.getuser(), "me")) for e in events]
+    assert [one[:2] for one in told[:2]] == [("committed", "v1"), ("committed", "v2")]
+    at = f"by me@{socket.gethostname()}"
+    assert sorted(told[2:]) == [
+        ("noted", "v2", f"license, {at}: asked"),
+        ("tagged", "v1", f"prod: v1, {at}: first"),
+        ("tagged", "v2", f"prod: v1 -> v2, {at}: better"),
+        ("withdrawn", "v1", f"{at}: wrong data"),
+    ]
+    assert len(desk.ok("log", "medical-sft", "-n", "2", "--remote", "team", "--json").json["events"]) == 2
+    assert desk.registry("log", "nobody").code == 3
+    assert desk.registry("log", "--remote", "team").code == 2
+    said = desk.registry("log")
+    assert (said.code, "registry log NAME" in said.err) == (6, True)
 
 
 @pytest.mark.parametrize(

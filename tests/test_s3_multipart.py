@@ -306,7 +306,6 @@ def test_the_size_of_parts() -> None:
     ("settings", "always", "class_of_large"),
     [
         ({}, {}, None),
-        ({"encryption": "AES256"}, {"x-amz-server-side-encryption": "AES256"}, None),
         (
             {"encryption": "aws:kms:alias/k", "storage_class": "STANDARD_IA"},
             {"x-amz-server-side-encryption": "aws:kms", "x-amz-server-side-encryption-aws-kms-key-id": "alias/k"},
@@ -347,6 +346,31 @@ def test_encryption_and_class_go_over_the_wire(
         assert {name: value for name in names if (value := request.header(name)) is not None} == always
         large = request.target.partition("?")[0].endswith(KEY)
         assert request.header("x-amz-storage-class") == (class_of_large if large else None)
+
+
+def test_a_bucket_that_refuses_what_is_not_encrypted(seaweed: Server, tmp_path: Path) -> None:
+    """The trial of the store, small objects and parts are encrypted at rest, and are proven and read like others."""
+    given = big(tmp_path / "f", 2)
+
+    def plan(request: Request) -> Fault | None:
+        begins = {"PUT": "partNumber=" not in request.target, "POST": "uploads" in request.target}
+        plain = request.header("x-amz-server-side-encryption") != "AES256"
+        return Fault("deny") if begins.get(request.method) and plain else None
+
+    with Proxy(seaweed.endpoint, plan) as proxy:
+        place = seaweed.place("encrypted", endpoint=proxy.endpoint, encryption="AES256")
+        remote = S3Remote(place, single=MIB, part=PART)
+        remote.create("weighbridge.json", b"{}")
+        remote.upload(KEY, *given)
+        assert [remote.stat(key).sha256 for key in (KEY, "weighbridge.json")] == [
+            given[2],
+            hashlib.sha256(b"{}").hexdigest(),
+        ]
+        assert b"".join(map(bytes, remote.fetch(KEY))) == given[0].read_bytes()
+        remote.close()
+    for key in (KEY, "weighbridge.json"):
+        head = seaweed.client().head_object(Bucket=seaweed.bucket, Key=f"encrypted/{key}")
+        assert head["ServerSideEncryption"] == "AES256"
 
 
 # ------------------------------------------------------------------------------------------------------ reading windows

@@ -11,7 +11,9 @@ from weighbridge.registry.cli.output import FORMATS, Output
 from weighbridge.registry.errors import WeighbridgeError
 from weighbridge.registry.shell import load
 
-_ASKING: Final = frozenset({"ls", "show", "pull", "verify", "tag", "card", "rebuild", "mirror", "withdraw", "purge"})
+_ASKING: Final = frozenset(
+    {"ls", "show", "pull", "verify", "tag", "card", "rebuild", "mirror", "withdraw", "purge", "log"}
+)
 """Commands that an error may tell people to type and that ask a remote."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -73,6 +73,14 @@ class Place(NamedTuple):
     read_timeout: float = READ_TIMEOUT
     patience: float = PATIENCE
 
+    @property
+    def encrypted(self) -> dict[str, str]:
+        """What every request that begins an object says of its encryption; a bucket may refuse those that do not."""
+        if not (self.encryption or "").startswith("aws:kms"):
+            return {"ServerSideEncryption": self.encryption} if self.encryption else {}
+        key = str(self.encryption).removeprefix("aws:kms").removeprefix(":")
+        return {"ServerSideEncryption": "aws:kms"} | ({"SSEKMSKeyId": key} if key else {})
+
 
 def place_of(settings: RemoteSettings) -> Place:
     """Return the place of a remote's settings. Raises UsageError for a URL that names no bucket."""

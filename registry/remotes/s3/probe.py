@@ -225,6 +225,7 @@ class _Trial:
     def __init__(self, link: Connection) -> None:
         self._link = link
         self._condition: dict[str, Any] = {"IfNoneMatch": "*"}
+        self._encrypted: dict[str, Any] = dict(link.place.encrypted)
         self.replaced = False
 
     def put_first(self, key: str) -> str:
@@ -256,9 +257,8 @@ class _Trial:
 
     def wrong_is_refused(self, key: str) -> bool:
         """Send a wrong sha256; it has to be refused, and nothing may be stored."""
-        return self._is_refused("put_object", key, Body=_ONE, ChecksumSHA256=_digest(_TWO), **self._condition) and (
-            not self._there(key)
-        )
+        wrong = {"Body": _ONE, "ChecksumSHA256": _digest(_TWO), **self._condition, **self._encrypted}
+        return self._is_refused("put_object", key, **wrong) and not self._there(key)
 
     def told(self, key: str) -> str:
         """Ask for the sha256 of an object."""
@@ -345,7 +345,8 @@ class _Trial:
             return _UNKNOWN
         client = self._link.client(request_checksum_calculation="when_supported")
         try:
-            client.put_object(Bucket=self._link.place.bucket, Key=self._link.key(key), Body=_ONE, **self._condition)
+            given = {**self._condition, **self._encrypted}
+            client.put_object(Bucket=self._link.place.bucket, Key=self._link.key(key), Body=_ONE, **given)
         except CAUGHT:
             return "refused"
         finally:
@@ -368,7 +369,8 @@ class _Trial:
         return self._link.ask(operation, self.WHAT, tries=tries, Key=self._link.key(key), **parameters)
 
     def _put(self, key: str, body: bytes, **parameters: Any) -> Any:
-        return self._ask("put_object", key, Body=body, **({"ChecksumSHA256": _digest(body)} | parameters))
+        given = {"ChecksumSHA256": _digest(body), **self._encrypted}
+        return self._ask("put_object", key, Body=body, **(given | parameters))
 
     def _bytes(self, key: str, **parameters: Any) -> bytes:
         body = self._ask("get_object", key, **parameters)["Body"]
@@ -394,7 +396,7 @@ class _Trial:
         return True
 
     def _begin(self, key: str, algorithm: dict[str, Any]) -> str:
-        return str(self._ask("create_multipart_upload", key, **algorithm)["UploadId"])
+        return str(self._ask("create_multipart_upload", key, **algorithm, **self._encrypted)["UploadId"])
 
     def _part(self, key: str, upload: str, body: bytes, *, sha256: bool) -> dict[str, Any]:
         given: dict[str, Any] = {"ChecksumSHA256": _digest(body)} if sha256 else {}

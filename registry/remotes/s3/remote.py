@@ -269,18 +269,10 @@ class S3Remote:
             )
         return can
 
-    def _given(self, *, payload: bool) -> dict[str, Any]:
+    def _given(self, *, payload: bool) -> dict[str, str]:
         """Return what the settings ask for: encryption for all, a storage class only where it can save something."""
         place = self.link.place
-        given: dict[str, Any] = {}
-        if place.encryption:
-            key = place.encryption.removeprefix("aws:kms").removeprefix(":")
-            given["ServerSideEncryption"] = "aws:kms" if place.encryption.startswith("aws:kms") else place.encryption
-            if given["ServerSideEncryption"] == "aws:kms" and key:
-                given["SSEKMSKeyId"] = key
-        if place.storage_class and payload:
-            given["StorageClass"] = place.storage_class
-        return given
+        return place.encrypted | ({"StorageClass": place.storage_class} if place.storage_class and payload else {})
 
     def _put(
         self,

@@ -162,7 +162,7 @@ def running(folder: Path) -> Iterator[Server]:
     command = [program, "-logtostderr=true", "server", "-filer", "-s3", *arguments]
     endpoint = f"http://127.0.0.1:{taken['s3']}"
     forget()
-    with _served(command, endpoint, folder, {}):
+    with _served(command, endpoint, folder, {"WEED_S3_SSE_KEK": "5a" * 32}):  # the key of keys, to encrypt with
         filer = f"http://127.0.0.1:{taken['filer']}/buckets/{BUCKET}"
         server = Server(endpoint, BUCKET, f"https://127.0.0.1:{taken['s3.https']}", ca, filer)
         server.client().create_bucket(Bucket=BUCKET)
