@@ -11,6 +11,8 @@ from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
 _WORLD_LIMIT: Final = 4096
+_OTHERS: Final = (".lora_up", "lora.up", ".lora_linear_layer.up", ".lora_b")
+"""How kohya's tools, diffusers and MLX call a second half."""
 
 
 class Seconds:
@@ -39,7 +41,9 @@ def is_second(tensor: Tensor) -> bool:
     if len(tensor.shape) < 2 or 0 in tensor.shape:
         return False
     key = keys.parse(tensor.name)
-    return key.part in {"lora_B", "lora_embedding_B"} and key.tail != "bias"
+    if key.part:
+        return key.part in {"lora_B", "lora_embedding_B"} and key.tail != "bias"
+    return tensor.name.removesuffix(".weight").endswith(_OTHERS)
 
 
 def judge(subject: str, seconds: Seconds) -> tuple[dict[str, Any], list[Finding]]:

@@ -170,7 +170,8 @@ class Sieve:
 def _is_matrix(tensor: Tensor) -> bool:
     """Tell whether zeros alone would be odd: a LoRA's matrices have a check of their own, vectors may be zero."""
     floats = tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E")
-    return floats and len(tensor.shape) > 1 and not keys.parse(tensor.name).part
+    known = bool(keys.parse(tensor.name).part) or lora_zeros.is_second(tensor)
+    return floats and len(tensor.shape) > 1 and not known
 
 
 class Sieves:

@@ -33,7 +33,7 @@ def ask(path: str, op: str, args: dict[str, Any] | None = None, *, timeout: floa
         raise errors.UnreachableError(
             "the daemon is not running",
             why=f"nobody answers at {path}",
-            fix="systemctl start weighbridge, or: registryd run",
+            fix="systemctl start weighbridge (your own: systemctl --user), or: registryd run",
         ) from error
     except PermissionError as error:
         raise errors.DeniedError(

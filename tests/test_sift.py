@@ -300,6 +300,31 @@ def test_staging_tells_of_an_adapter_what_a_look_tells(tmp_path: Path, dtype: st
     assert (looked.facts["values_checked"], left.facts["values_checked"]) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("lora_unet_down_q.lora_down.weight", "lora_unet_down_q.lora_up.weight"),
+        ("unet.down.processor.to_q_lora.down.weight", "unet.down.processor.to_q_lora.up.weight"),
+        ("model.layers.0.self_attn.q_proj.lora_a", "model.layers.0.self_attn.q_proj.lora_b"),
+    ],
+    ids=["kohya", "diffusers", "mlx"],
+)
+@pytest.mark.parametrize("alive", [False, True])
+def test_staging_reads_the_values_of_other_tools_loras(tmp_path: Path, first: str, second: str, alive: bool) -> None:
+    """An untrained LoRA of an image tool or of MLX is told by a look with values, else by staging, never by both."""
+    name = "adapters.safetensors" if second.endswith("lora_b") else "style.safetensors"
+    down, up = ((24, 4), (4, 24)) if second.endswith("lora_b") else ((4, 24), (24, 4))
+    body = safetensors_bytes({first: ("F32", down, 0.5), second: ("F32", up, 0.5 if alive else 0.0)})
+    write_files(tmp_path / "run", {name: body})
+    if second.endswith("lora_b"):
+        write_json(tmp_path / "run" / "adapter_config.json", {"fine_tune_type": "lora", "lora_parameters": {"rank": 4}})
+    told = [f.code for f in inspect(tmp_path / "run").findings]
+    left = [f.code for f in inspect(tmp_path / "run", values=0).findings]
+    passed = [f.code for f in stage(write_files(tmp_path / "run", {name: body}), tmp_path / "s").findings]
+    assert [codes.count("lora-b-zero") for codes in (told, left, passed)] == [not alive, 0, not alive]
+    assert "values-zero" not in passed
+
+
 def test_only_weights_are_sifted() -> None:
     """Other files pass unseen, and nothing is said about them."""
     sieves = Sieves()

@@ -159,7 +159,7 @@ def judge(place: Place, file: File, *, several: bool = False, copies: tuple[str,
     sound = not any(f.severity == "block" for f in faults)
     modules = describe(draft, file.path, name, header, _alphas(file, header) if sound else {})
     draft.findings += _halves(file, modules)
-    if sound and header.payload_bytes <= VALUES_LIMIT:
+    if sound and place.reader.values and header.payload_bytes <= VALUES_LIMIT:  # else staging looks at them
         _values(draft, file, header, modules)
     return draft
 

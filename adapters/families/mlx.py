@@ -142,8 +142,8 @@ def _weights(draft: Draft, file: File, rank: float | None) -> None:
                 rank_from_shapes=shown[0],
             )
         )
-    if faults or header.payload_bytes > VALUES_LIMIT:
-        return
+    if faults or not reader.values or header.payload_bytes > VALUES_LIMIT:
+        return  # what is staged next is looked at there
     seen = dict(values.numbers(Path(file.source), header, header.tensors))
     nan = {name: n.nan for name, n in seen.items() if n.nan}
     inf = {name: n.inf for name, n in seen.items() if n.inf}

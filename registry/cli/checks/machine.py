@@ -44,7 +44,7 @@ def command(path: str | None = None) -> Iterator[Check]:
     if found is None:
         place = f"export PATH={own}:$PATH" if (own / "registry").exists() else "pip install weighbridge"
         yield Check(WARN, "command", "`registry` is not on the PATH", place)
-    elif Path(found).parent.resolve() == own.resolve():
+    elif Path(found).resolve().parent == own.resolve():
         yield Check(OK, "command", f"`registry` is {found}")
     elif _is_ours(Path(found)):
         yield Check(OK, "command", f"`registry` is {found}, another installation of weighbridge")
