@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,9 @@ from weighbridge.registry.types import FeedEntry, Receipt, Row
 _BUSY_MS = 10_000
 _CACHE_KB = 32_000
 _PAGE = 1024
+_MANY = 10_000
+_version = itemgetter(*read.VERSION)
+_VERSION_LINE = ("registry", *read.VERSION, "seal")
 _TOLD = ("tag_moves", "tags", "versions", "names", "heads", "untold")
 
 
@@ -191,8 +195,9 @@ class Catalog(read.View):
             new = [dict.fromkeys(read.NAME) | {"name": n, "versions": 0, "bytes": 0} for n in touched if n not in known]
             self._put("names", ("registry", "name"), [self._mine(row, read.NAME) for row in new])
             # In the order of the table, so that a page is written once.
-            told = (self._mine(rows[key], read.VERSION) for key in sorted(rows) if rows[key]["state"])
-            self._put("versions", ("registry", "name", "n"), told)
+            told = (rows[key] for key in sorted(rows) if rows[key]["state"])
+            with self._filling("versions", len(rows)):
+                self._put_lines("versions", ("registry", "name", "n"), _VERSION_LINE, map(self._line, told))
             if touched:
                 self._count(touched)
             if seq is not None and seq > self.cursor:
@@ -340,6 +345,23 @@ class Catalog(read.View):
     def _mine(self, row: read.Row, columns: Sequence[str]) -> read.Row:
         return {"registry": self.id} | _sealed(row, columns)
 
+    @contextmanager
+    def _filling(self, table: str, rows: int) -> Iterator[None]:
+        """Fill an empty table without its indexes and make them afterwards: a first reader of a large team waits."""
+        sql = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
+        many = rows >= _MANY and self.link.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is None
+        indexes = self.link.execute(sql, (table,)).fetchall() if many else []
+        for name, _ in indexes:
+            self.link.execute(f"DROP INDEX {name}")
+        yield
+        for _, made in indexes:
+            self.link.execute(made)
+
+    def _line(self, row: read.Row) -> tuple[Any, ...]:
+        """Return a version's row as it is stored; of a large team there are very many."""
+        values = _version(row)
+        return (self.id, *values, read.seal(values))
+
     def _put(self, table: str, key: tuple[str, ...], rows: Iterable[read.Row]) -> None:
         """Insert rows or bring them up to date; plain SQL, because a first reader of a large registry waits for it."""
         given = iter(rows)
@@ -347,11 +369,17 @@ class Catalog(read.View):
         if first is None:
             return
         columns = list(first)
+        lines = ([row[column] for column in columns] for row in itertools.chain((first,), given))
+        self._put_lines(table, key, columns, lines)
+
+    def _put_lines(
+        self, table: str, key: tuple[str, ...], columns: Sequence[str], lines: Iterable[Sequence[Any]]
+    ) -> None:
         change = ",".join(f"{column} = excluded.{column}" for column in columns if column not in key)
         self.link.executemany(
             f"INSERT INTO {table} ({','.join(columns)}) VALUES ({','.join('?' * len(columns))}) "
             f"ON CONFLICT ({','.join(key)}) DO UPDATE SET {change}",
-            ([row[column] for column in columns] for row in itertools.chain((first,), given)),
+            lines,
         )
 
     def _migrate(self) -> None:

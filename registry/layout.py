@@ -39,7 +39,7 @@ def version(name: str, n: int, path: str = "") -> str:
 
 def manifest(name: str, n: int) -> str:
     """Return the key of the decision."""
-    return version(name, n, "manifest.json")
+    return f"{MODELS}{check_name(name)}/v{n}/manifest.json"
 
 
 def tags(name: str, tag: str = "") -> str:

@@ -7,6 +7,7 @@ This module is on the start-up path of `registry ls`: it imports nothing heavy.
 
 import re
 import unicodedata
+from functools import lru_cache
 from typing import Final
 
 from weighbridge.registry.errors import UsageError
@@ -44,6 +45,12 @@ def name_fault(name: str, *, room: int = 0) -> str | None:
         return "it is empty"
     if len(name) > NAME_MAX - room:
         return f"it has {len(name)} characters, the limit here is {NAME_MAX - room}"
+    return _grammar_fault(name)
+
+
+@lru_cache(maxsize=1024)
+def _grammar_fault(name: str) -> str | None:
+    """Return what is wrong with the letters of a name; asked again and again of the same few names."""
     if not _NAME.fullmatch(name):
         return "only letters, digits, '.', '_' and '-' are allowed"
     if "--" in name or ".." in name:

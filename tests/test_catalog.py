@@ -67,6 +67,22 @@ def test_a_cache_on_a_network_file_system_does_without_wal(tmp_path: Path, monke
     catalog.close()
 
 
+def test_a_catalogue_that_is_filled_at_once_is_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its indexes are made after its rows: the same rows and the same schema, and later ones find them."""
+    told = [version(name, n) for n in (3, 1, 2) for name in ("b", "a")]
+    dumps = []
+    for many in (100, 2):
+        monkeypatch.setattr("weighbridge.registry.catalog._MANY", many)
+        catalog = Catalog.open(None, "r", durable=False)
+        catalog.apply(1, told)
+        catalog.apply(2, [version("a", 4)])
+        dumps.append(sorted(line for line in catalog.link.iterdump() if "_sqlite_migrations" not in line))
+        assert refs(catalog.listing(["a"])) == ["a@v4", "a@v3", "a@v2", "a@v1"]
+        catalog.close()
+    assert dumps[0] == dumps[1]
+    assert sum(line.startswith("CREATE INDEX versions_") for line in dumps[0]) == 4
+
+
 def test_a_claim_is_open_until_its_decision_is_told(catalog: Catalog) -> None:
     """A claimed version is known but not listed; the decision makes it appear."""
     shelf = Shelf(MemoryRemote())
