@@ -15,8 +15,8 @@ def receive(body: Any, window: memoryview) -> int:
 
     A connection whose answer was read to its end goes back to the pool. Raises what reading the body raises.
     """
-    upper = getattr(body, "_raw_stream", None)
-    answer = getattr(upper, "_fp", None)
+    upper: Any = getattr(body, "_raw_stream", None)
+    answer: Any = getattr(upper, "_fp", None)
     plain = isinstance(answer, http.client.HTTPResponse) and not upper.headers.get("content-encoding")
     have = 0
     while have < len(window):
