@@ -11,7 +11,7 @@ import pytest
 
 from weighbridge.registry import errors
 from weighbridge.registry.remotes.s3 import multipart, proofs
-from weighbridge.registry.remotes.s3.ranges import Budget, Buffers, Reader
+from weighbridge.registry.remotes.s3.ranges import STEP, Budget, Buffers, Reader
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib import seaweed as servers
@@ -378,7 +378,7 @@ def test_a_bucket_that_refuses_what_is_not_encrypted(seaweed: Server, tmp_path: 
 
 @pytest.mark.parametrize("allowed", [1, 3 * MIB, 64 * MIB])
 def test_windows_come_in_order(seaweed: Server, tmp_path: Path, allowed: int) -> None:
-    """Whatever is fetched ahead, bytes come in order, from any offset, in chunks of at most 1 MiB."""
+    """Whatever is fetched ahead, bytes come in order, from any offset, in chunks of at most 2 MiB."""
     remote = remote_at(seaweed, f"windows-{allowed}")
     source, size, _ = big(tmp_path / "f", 2)
     body = source.read_bytes()
@@ -388,7 +388,7 @@ def test_windows_come_in_order(seaweed: Server, tmp_path: Path, allowed: int) ->
         for offset in (0, 1, MIB, 3 * MIB + 7, size - 1, size, size + 5):
             chunks = [bytes(chunk) for chunk in Reader(remote.link, pool, buffers, KEY).chunks(offset)]
             assert b"".join(chunks) == body[offset:]
-            assert all(len(chunk) <= MIB for chunk in chunks)
+            assert all(len(chunk) <= STEP for chunk in chunks)
     assert (buffers._taken, buffers._free) == (0, [])
     remote.close()
 

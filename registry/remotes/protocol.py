@@ -85,7 +85,7 @@ class Remote(Protocol):
         ...
 
     def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
-        """Yield the bytes of an object from `offset` on, in chunks of at most 1 MiB. Raises MissingError.
+        """Yield the bytes of an object from `offset` on, in chunks of at most 2 MiB. Raises MissingError.
 
         A chunk is valid until the next one is asked for: its memory is used again.
         """

@@ -17,11 +17,14 @@ from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Chunk
 from weighbridge.registry.remotes.s3.client import Connection
 from weighbridge.registry.remotes.s3.errors import CAUGHT, translate
+from weighbridge.registry.remotes.s3.receive import receive
 
-WINDOW: Final = 8 << 20
-"""Bytes asked for at once: large enough that a request costs nothing beside it."""
-AHEAD: Final = 7
+WINDOW: Final = 16 << 20
+"""Bytes asked for at once: large enough that a request costs little beside it."""
+AHEAD: Final = 5
 """Windows of one object that are under way beside the one that is read: one connection alone is slow in most places."""
+STEP: Final = 2 << 20
+"""Bytes of a window that are given out at once: each step costs who writes beside hashing a change of threads."""
 _TRIES: Final = 3
 
 
@@ -112,7 +115,7 @@ class Reader:
         self._etag: str | None = None
 
     def chunks(self, offset: int) -> Iterator[Chunk]:
-        """Yield the bytes from `offset` on, in chunks of at most 1 MiB that are valid until the next is asked for.
+        """Yield the bytes from `offset` on, in chunks of at most 2 MiB that are valid until the next is asked for.
 
         Raises MissingError, RetryableError.
         """
@@ -148,8 +151,8 @@ class Reader:
         spare: bytearray | None = window.buffer
         try:
             self._order(ahead, waiting)
-            for start in range(0, window.size, CHUNK):
-                chunk = memoryview(window.buffer)[start : min(start + CHUNK, window.size)]
+            for start in range(0, window.size, STEP):
+                chunk = memoryview(window.buffer)[start : min(start + STEP, window.size)]
                 try:
                     yield chunk
                 finally:
@@ -195,13 +198,11 @@ class Reader:
 
     def _fill(self, start: int, window: memoryview) -> None:
         """Receive a window into its buffer."""
-        body, have = self._ask(start, len(window)), 0
+        body = self._ask(start, len(window))
         with self._told(body):
-            while have < len(window):
-                count = body.readinto(window[have : have + CHUNK])
-                if not count:
-                    raise self._broken(len(window) - have)
-                have += count
+            have = receive(body, window)
+            if have < len(window):
+                raise self._broken(len(window) - have)
 
     def _straight(self, start: int, size: int) -> Iterator[bytes]:
         """Yield a window while it comes."""

@@ -38,8 +38,10 @@ from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Buffers, Read
 
 SINGLE: Final = 16 << 20
 """Files up to this size are sent in one request."""
-MEMORY: Final = 64 << 20
-"""Bytes of files on their way out that lie in memory at once, and as many of files on their way in."""
+OUT: Final = 64 << 20
+"""Bytes of files on their way out that lie in memory at once."""
+IN: Final = 96 << 20
+"""Bytes of files on their way in that lie in memory at once: windows of a file on as many connections."""
 PARALLEL: Final = 8
 _TRIES: Final = 3
 _DAMAGED_MAX: Final = 3
@@ -70,8 +72,8 @@ class S3Remote:
         self.probe = Probe(self.link, record)
         self._single = single
         self._part = part
-        self._sending = Budget(MEMORY)
-        self._reading = Buffers(MEMORY, window)
+        self._sending = Budget(OUT)
+        self._reading = Buffers(IN, window)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="s3")
         self._proofs = proofs.Proofs(None if record is None else record.with_suffix(".proofs"))
         self._alone = threading.Lock()
