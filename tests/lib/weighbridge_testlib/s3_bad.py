@@ -144,7 +144,7 @@ class World:
 
     def tls(self, name: str, host: str, until: dt.timedelta = dt.timedelta(days=1)) -> tuple[str, Path]:
         """Return the address of an https server with a certificate for a host, and its authority."""
-        folder = self.folder / name
+        folder = self.folder / f"tls-{name}"
         if not folder.is_dir():
             folder.mkdir()
             certificates(folder, host, until=until)
