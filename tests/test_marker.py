@@ -2,16 +2,27 @@
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from weighbridge.registry import errors, layout
+from weighbridge.registry.flow import feed, notes, tags
+from weighbridge.registry.flow.claim import claim
+from weighbridge.registry.flow.collect import collect
+from weighbridge.registry.flow.decide import void
+from weighbridge.registry.flow.follow import beside
 from weighbridge.registry.flow.marker import check_writer, open_registry
+from weighbridge.registry.flow.mirror import bring_claim
+from weighbridge.registry.flow.rebuild import rebuild
+from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.remotes.directory import DirectoryRemote
 from weighbridge.registry.remotes.memory import MemoryRemote
 from weighbridge.registry.remotes.protocol import Properties
-from weighbridge.registry.types import Registry
+from weighbridge.registry.types import Owner, Registry
+from weighbridge_testlib.shelf import Shelf, facts, manifest_of, payload
 
 
 def stored(remote: MemoryRemote, **changes: object) -> MemoryRemote:
@@ -59,6 +70,42 @@ def test_a_newer_format_is_refused() -> None:
     registry = open_registry(stored(MemoryRemote(), min_writer=2, something="new"), create=True)
     with pytest.raises(errors.UsageError, match="newer weighbridge to write"):
         check_writer(registry)
+
+
+WRITERS: dict[str, Callable[[MemoryRemote, Registry], object]] = {
+    "claim": lambda r, of: claim(r, of, NAME, manifest_of(payload(9), facts()), Owner(host="h", daemon="d")),
+    "tag": lambda r, of: tags.move(r, of, NAME, "prod", 1, "lw"),
+    "untag": lambda r, of: tags.move(r, of, NAME, "prod", None, "lw"),
+    "note": lambda r, of: notes.add(r, of, NAME, 1, "card", text="words", who="lw"),
+    "withdraw": lambda r, of: withdraw(r, of, NAME, 1, who="lw", why="a test"),
+    "void": lambda r, of: void(r, of, NAME, 2, reason="a test", by="lw"),
+    "collect": lambda r, of: collect(r, of, by="lw", dead_after=-60),
+    "announce": lambda r, of: feed.announce(r, of, [feed.void_entry(NAME, 1, b"{}")]),
+    "rebuild": rebuild,
+    "bring a claim": lambda r, of: bring_claim(shelf().remote, r, NAME, 1, registry=of),  # type: ignore[arg-type]
+    "bring what is said": lambda r, of: beside(shelf().remote, r, of, NAME),
+}
+NAME = "medical-sft"
+
+
+def shelf(remote: MemoryRemote | None = None) -> Shelf:
+    """Return a registry with a version and an open claim."""
+    made = Shelf(remote or MemoryRemote())
+    made.publish(NAME)
+    made.claim(NAME)
+    return made
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_nobody_touches_what_only_a_newer_version_writes(name: str) -> None:
+    """Whatever would write into such a registry is refused before anything of it is there."""
+    remote = MemoryRemote()
+    made = shelf(remote)
+    before = {stat.key: remote.read(stat.key) for stat in remote.list("")}
+    newer = msgspec.structs.replace(made.registry, min_writer=2)
+    with pytest.raises(errors.UsageError, match="newer weighbridge to write"):
+        WRITERS[name](remote, newer)
+    assert {stat.key: remote.read(stat.key) for stat in remote.list("")} == before
 
 
 @pytest.mark.parametrize("changes", [{"registry": "no uuid"}, {"format": "x"}, {"mode": "odd"}, {"schema": "other/1"}])

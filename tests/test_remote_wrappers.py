@@ -93,6 +93,59 @@ def test_a_remote_that_says_when_is_believed() -> None:
     assert pauses == [3, 10]
 
 
+class Ticking:
+    """A clock that goes on when somebody sleeps, and with each request by as much as it takes."""
+
+    def __init__(self, takes: float) -> None:
+        self.now = 100.0
+        self.takes = takes
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+@pytest.mark.parametrize("takes", [0.0, 0.3, 1.0, 2.5, 3.9])
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("after", [None, 30])
+def test_who_never_answered_is_not_asked_for_longer_than_one_has_patience(
+    takes: float, chance: float, after: int | None
+) -> None:
+    """However long a request takes and a pause is asked for: while nothing ever went through, the end comes in time."""
+    clock = Ticking(takes)
+
+    class Door(MemoryRemote):
+        house = False
+
+        def read(self, key: str) -> bytes:
+            """Take a while, then say "not now"; with a house behind the door only at first."""
+            clock.now += clock.takes
+            if self.house:
+                return b"body"
+            raise errors.RetryableError(key, **({} if after is None else {"retry_after": after}))
+
+    door = Door()
+    made = {"sleep": clock.sleep, "chance": lambda: chance, "clock": clock}
+    remote = Retrying(door, patience=4.0, **made)  # type: ignore[arg-type]
+    with pytest.raises(errors.RetryableError):
+        remote.read("a")
+    assert clock.now - 100.0 <= 4.0
+    clock.now = 100.0
+    with pytest.raises(errors.RetryableError):
+        remote.read("a")
+    assert clock.now - 100.0 <= 4.0, "the second call has no patience of its own"
+    door.house = True
+    assert remote.read("a") == b"body"
+    door.house, clock.now = False, 100.0
+    with pytest.raises(errors.RetryableError):
+        remote.read("a")
+    assert clock.now - 100.0 >= 6 * takes + 5 * 0.1, "what answered once is asked as often as ever"
+
+
 @pytest.mark.parametrize("kind", [errors.MissingError, errors.DeniedError, errors.UnreachableError])
 def test_what_repeating_cannot_help_is_raised_at_once(kind: type[errors.WeighbridgeError]) -> None:
     """Only "not now" and "no answer" are repeated."""

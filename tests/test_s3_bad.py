@@ -1,22 +1,18 @@
 """Remotes on S3 that cannot be used: each is told with its cause, what to do and an exit code; nothing is half done."""
 
-import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weighbridge.config.load import remote_settings
 from weighbridge.config.settings import RemoteSettings
-from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.report import held_up
-from weighbridge.registry import errors
-from weighbridge.registry.remotes.memory import MemoryRemote
+from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.remotes.s3 import probe
 from weighbridge.registry.remotes.table import open_remote
-from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib.bench import Bench
 from weighbridge_testlib.builders import lora_adapter
 from weighbridge_testlib.desk import Desk, conforms
@@ -87,3 +83,53 @@ def test_a_command_says_what_why_and_what_to_do(
         assert any("/_wb/claims/" in key for key in left), "the claim stands, as docs/formats.md says"
     else:
         assert left == set()
+
+
+class S3Bench(Bench):
+    """A daemon's jobs whose home is a bucket; `keys` are those of its settings."""
+
+    def __init__(self, place: Path, keys: dict[str, Any]) -> None:
+        self.keys = keys
+        super().__init__(place, publish=("all",))
+
+    def open(self) -> None:
+        """Start as after a restart, with the settings as they are now."""
+        given = dict(self.keys)
+        self.remotes["team"] = remote_settings("team", given.pop("url"), given)
+        super().open()
+
+    def connect(self, settings: RemoteSettings) -> Remote:
+        """Open the bucket."""
+        return open_remote(settings.url, settings=settings)
+
+
+DAYS = (
+    "a bucket that is not there", "another region, redirected", "a session that has expired", "writing denied",
+    "a page, 200", "silence", "a certificate for another host", "a registry that only a newer version writes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("title", DAYS)
+def test_a_job_waits_and_says_why(title: str, world: World, tmp_path: Path) -> None:
+    """A job keeps its bytes and waits with the cause and what to do; when the trouble is over it is published."""
+    case = next(case for case in CASES if case.title == title)
+    bench = S3Bench(tmp_path, case.remote(world) | {"patience": 0.3 if case.soon else 60.0})
+    folder = lora_adapter(bench.runs / f"daemon-{DAYS.index(title)}" / "checkpoint-1", seed=DAYS.index(title))
+    bench.settle(folder)
+    bench.work(rounds=4)
+    (job,) = bench.store.jobs()
+    assert job.bundle is not None, "its bytes are kept"
+    told = held_up(job)
+    assert told["state"] == "waiting"
+    assert re.search(case.why, told["message"]), told
+    assert case.fix in told["fix"]
+    health = bench.homes.health["team"]
+    if title != "writing denied":  # reading works
+        assert health.ok is False
+    bench.homes.close()
+    bench.keys = world.remote(url=f"s3://registry/mended-{DAYS.index(title)}")
+    bench.restart()
+    bench.work()
+    assert bench.states() == {"checkpoint-1": "done"}
+    bench.homes.close()
+    bench.catalog.close()

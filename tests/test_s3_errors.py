@@ -4,10 +4,6 @@ import datetime as dt
 import inspect
 import socket
 import string
-import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -238,43 +234,10 @@ def test_values_that_no_store_knows_are_refused(line: str) -> None:
 # ------------------------------------------------------------------------------------------------ against real servers
 
 
-class Page(BaseHTTPRequestHandler):
-    """A web site that knows nothing of S3."""
-
-    def do_GET(self) -> None:
-        """Answer everything with a page."""
-        self.send_response(self.server.status)  # type: ignore[attr-defined]
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", "20")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(b"<html>Welcome</html>")
-
-    do_HEAD = do_PUT = do_GET  # noqa: N815 - the names are those of the library
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def site() -> Iterator[ThreadingHTTPServer]:
-    """Run a web site."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    server.status = 200  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 def failing(remote: Remote) -> errors.WeighbridgeError:
-    """Begin a registry, which must fail within five seconds; return the error."""
-    began = time.monotonic()
+    """Begin a registry, which must fail; return the error."""
     with pytest.raises(errors.WeighbridgeError) as caught:
         open_registry(remote, create=True)
-    assert time.monotonic() - began < 5
     remote.close()
     assert caught.value.what
     assert caught.value.why
@@ -305,23 +268,6 @@ def test_a_bucket_that_is_not_there(seaweed: Server) -> None:
         assert type(caught.value) is errors.NotFoundError
 
 
-def test_credentials_that_are_wrong(seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown key, a wrong secret and no credentials at all are "denied", each with its own cause."""
-    causes = set()
-    for access, secret in ((servers.ACCESS, "x" * 20), ("nobody", "x" * 20), (None, None)):
-        servers.credentials(monkeypatch)
-        if access is None or secret is None:
-            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-            monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-        else:
-            monkeypatch.setenv("AWS_ACCESS_KEY_ID", access)
-            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-        found = failing(reach(seaweed))
-        assert found.exit_code == 4
-        causes.add(found.why)
-    assert len(causes) == 3
-
-
 @pytest.mark.usefixtures("_allowed")
 def test_a_clock_that_is_wrong(seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that is a day off is "denied", and the fix is to set it."""
@@ -331,46 +277,6 @@ def test_a_clock_that_is_wrong(seaweed: Server, monkeypatch: pytest.MonkeyPatch)
     found = failing(reach(seaweed))
     assert found.exit_code == 4
     assert "clock" in f"{found.why} {found.fix}"
-
-
-@pytest.mark.usefixtures("_allowed")
-def test_a_profile_that_is_not_there(seaweed: Server) -> None:
-    """A profile that no configuration has is a fault of usage that names it."""
-    found = failing(reach(seaweed, profile="nowhere"))
-    assert found.exit_code == 2
-    assert "nowhere" in f"{found.why}"
-
-
-@pytest.mark.usefixtures("_allowed")
-def test_nobody_at_the_address() -> None:
-    """A refused connection and a name that does not exist are "unreachable" at once."""
-    (port,) = servers.ports(1)
-    assert failing(reach(Server(f"http://127.0.0.1:{port}", "registry"))).exit_code == 6
-
-
-@pytest.mark.usefixtures("_allowed")
-def test_a_certificate_of_nobody(seaweed: Server, tmp_path: Path) -> None:
-    """A certificate that is not trusted is "unreachable", and the fix is to name its authority; http to https too."""
-    assert seaweed.secure is not None
-    secure = Server(seaweed.secure, seaweed.bucket)
-    found = failing(reach(secure))
-    assert found.exit_code == 6
-    assert "ca = " in f"{found.fix}"
-    wrong, _, _ = servers.certificates(tmp_path)
-    assert failing(reach(secure, ca=wrong)).exit_code == 6
-    assert failing(reach(Server(seaweed.endpoint.replace("http:", "https:"), "registry"))).exit_code == 6
-    remote = reach(secure, ca=seaweed.ca)
-    assert list(remote.list("models/nothing/")) == []
-    remote.close()
-
-
-@pytest.mark.usefixtures("_allowed")
-@pytest.mark.parametrize("status", [200, 302, 404, 405])
-def test_an_endpoint_that_is_not_s3(site: ThreadingHTTPServer, status: int) -> None:
-    """A web site at the endpoint is a fault of usage, whatever status it answers with."""
-    site.status = status  # type: ignore[attr-defined]
-    found = failing(reach(Server(f"http://127.0.0.1:{site.server_port}", "registry")))
-    assert found.exit_code == 2
 
 
 @pytest.mark.usefixtures("_allowed")

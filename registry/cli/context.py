@@ -19,7 +19,7 @@ from weighbridge.registry.shell import load as attribute
 if TYPE_CHECKING:
     from weighbridge.registry.remotes.protocol import Remote
 
-PATIENCE: Final = 4.2
+PATIENCE: Final = 4.0
 """Seconds that a command waits for a first answer: with its start, a person is told within five what is wrong."""
 _UUID_LENGTH: Final = 64
 

@@ -302,7 +302,7 @@ class Connection:
                 response_checksum_validation="when_required",
                 retries={"total_max_attempts": 1, "mode": "standard"},
                 s3={"addressing_style": _style(place, session)},
-                connect_timeout=place.connect_timeout,
+                connect_timeout=min(place.connect_timeout, 0.9 * place.patience),  # its own words, before patience ends
                 read_timeout=place.read_timeout,
                 max_pool_connections=CONNECTIONS,
                 tcp_keepalive=True,

@@ -65,9 +65,7 @@ class Bench:
         """Start as after a restart: nothing in memory is left."""
         self.catalog = Catalog.open(self.state / "weighbridge.db", durable=True)
         self.store = JobStore(self.catalog)
-        self.homes = Homes(
-            self.remotes, self.catalog, self.store, connect=lambda r: Faulty(open_directory(r.url), self)
-        )
+        self.homes = Homes(self.remotes, self.catalog, self.store, connect=self.connect)
         self.tree = Tree(str(self.runs), self.rule.ignore)
         self.intake = Intake(
             self.store, self.homes, {str(self.runs): self.rule}, self.remotes,
@@ -80,6 +78,10 @@ class Bench:
         self.runner = Runner(
             self.store, self.homes, self.intake, owner, clock=lambda: time.time() + self.waited, chance=lambda: 1.0
         )
+
+    def connect(self, settings: RemoteSettings) -> Remote:
+        """Open a remote."""
+        return Faulty(open_directory(settings.url), self)
 
     def restart(self) -> None:
         """Lose everything that was in memory."""

@@ -35,6 +35,7 @@ class World:
     def __init__(self, server: Server, folder: Path) -> None:
         self.server = server
         self.folder = folder
+        self._client = server.client()  # making one costs more than asking
         self._stack = ExitStack()
         self._made: dict[Any, str] = {}
 
@@ -57,6 +58,7 @@ class World:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close every listener."""
+        self._client.close()
         self._stack.close()
 
     def remote(self, **keys: Any) -> dict[str, Any]:
@@ -65,7 +67,7 @@ class World:
 
     def bucket(self) -> tuple[set[tuple[str, str]], int]:
         """Return what lies in the bucket, each object with its ETag, and how many uploads are unfinished."""
-        client = self.server.client()
+        client = self._client
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.server.bucket)
         found = {(entry["Key"], entry["ETag"]) for page in pages for entry in page.get("Contents", ())}
         return found, len(client.list_multipart_uploads(Bucket=self.server.bucket).get("Uploads", ()))
@@ -142,7 +144,7 @@ class World:
 
     def tls(self, name: str, host: str, until: dt.timedelta = dt.timedelta(days=1)) -> tuple[str, Path]:
         """Return the address of an https server with a certificate for a host, and its authority."""
-        folder = self.folder / name
+        folder = self.folder / f"tls-{name}"
         if not folder.is_dir():
             folder.mkdir()
             certificates(folder, host, until=until)
