@@ -133,9 +133,7 @@ def admit(
     files = [_file(artifact, one) for one in chosen]
     unsafe = [file_name_unsafe(one.path, fault) for one in files if (fault := path_fault(one.path))]
     told += [one for one in unsafe if one not in told]
-    told = [
-        msgspec.structs.replace(f, severity=policy.unknown_license) if f.code == "license-unknown" else f for f in told
-    ]
+    told = [_unstated(f, licence.license, policy) for f in told]
     # A look at a checkpoint says so in passing; whoever pulls a version cannot ask its trainer any more.
     told = [msgspec.structs.replace(f, severity="warn") if f.code == "config-absent" else f for f in told]
     transform, told = _paths(files, told, policy, why)
@@ -281,6 +279,16 @@ def _licence_rules(found: LicenseFacts, policy: Policy) -> list[Finding]:
             license=found.id,
         )
     ]
+
+
+def _unstated(one: Finding, held: LicenseFacts, policy: Policy) -> Finding:
+    """Apply the rule of unknown licences; `other` that nothing names is one for whoever may not publish such."""
+    if one.code == "license-unknown":
+        return msgspec.structs.replace(one, severity=policy.unknown_license)
+    nameless = held.id == "other" and not held.name and not held.link
+    if one.code == "card-license-unnamed" and nameless and policy.unknown_license == "block":
+        return msgspec.structs.replace(one, severity="block")
+    return one
 
 
 def _paths(
