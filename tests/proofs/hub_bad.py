@@ -109,7 +109,9 @@ DAYS: Final[dict[str, Day]] = {
     "store blocked": Day(written(6, tag=0), env={"HF_HUB_DISABLE_XET": None}, prepare=_no_store),
     "no token": Day({"reads": 3, "writes": 4, "tag": 3, "ls": 0, "doctor": 0, "status": 0}, env={"HF_TOKEN": None}),
     "a read token": Day(written(4), env={"HF_TOKEN": "hf_ben"}),
-    "a stranger's token": Day({"reads": 3, "writes": 4, "ls": 0, "doctor": 0, "status": 0}, env={"HF_TOKEN": "hf_eve"}),
+    "a stranger's token": Day(
+        {"reads": 3, "writes": 4, "tag": 3, "ls": 0, "doctor": 0, "status": 0}, env={"HF_TOKEN": "hf_eve"}
+    ),
     "a revoked token": Day(everything(4, doctor=1), env={"HF_TOKEN": "hf_gone"}),
     "gated": Day(
         {"reads": 4, "ls": 0, "writes": 4, "doctor": 0, "status": 0}, env={"HF_TOKEN": "hf_eve"}, prepare=_gated
@@ -122,7 +124,7 @@ DAYS: Final[dict[str, Day]] = {
     ),
     "gone": Day({"reads": 3, "writes": 0, "ls": 0, "doctor": 0, "status": 0}, prepare=_gone, job="done"),
     "renamed": Day(everything(0), prepare=_renamed, job="done"),
-    "another owner": Day({"all": 3, "push": 4, "mirror-to": 4, "doctor": 0, "status": 0}, prepare=_given_away),
+    "another owner": Day({"all": 3, "ls": 0, "push": 4, "mirror-to": 4, "doctor": 0, "status": 0}, prepare=_given_away),
     "offline": Day(everything(6, doctor=1), env={"HF_HUB_OFFLINE": "1"}),
     "nobody there": Day(everything(6, doctor=1), env={"HF_ENDPOINT": "http://127.0.0.1:9"}),
     "no address": Day(everything(2, doctor=1), env={"HF_ENDPOINT": "huggingface.co"}),
@@ -137,9 +139,9 @@ DAYS: Final[dict[str, Day]] = {
     "401": Day(everything(4, doctor=1), every(401)),
     "403": Day(everything(4, doctor=1), every(403)),
     "404": Day(everything(3, doctor=1), every(404)),
-    "409": Day(everything(7, doctor=1), every(409)),
-    "412": Day(everything(7, doctor=1), every(412)),
-    "413": Day(everything(5, doctor=1), every(413)),
+    "409": Day(everything(7, doctor=1), every(409), job="blocked"),
+    "412": Day(everything(7, doctor=1), every(412), job="blocked"),
+    "413": Day(everything(5, doctor=1), every(413), job="blocked"),
     "429": Day(everything(6, doctor=1), every(429, headers=WINDOW)),
     "500": Day(everything(6, doctor=1), every(500)),
     "503": Day(everything(6, doctor=1), every(503)),
@@ -158,8 +160,12 @@ DAYS: Final[dict[str, Day]] = {
     "commit cut": Day(written(6), (Fault("commit", "cut", times=ALWAYS),)),
     "upload refused": Day(written(4, tag=0), on("lfs-put", 403)),
     "tag 503": Day(written(6, tag=0), on("tag", 503)),
-    "download cut": Day(written(0, pull=6, **{"mirror-from": 6}), (Fault("storage", "cut-body", times=ALWAYS),)),
-    "a flipped bit": Day(written(0, pull=5, **{"mirror-from": 5}), (Fault("storage", "flip", times=ALWAYS),)),
+    "download cut": Day(
+        written(0, pull=6, **{"mirror-from": 6}), (Fault("storage", "cut-body", times=ALWAYS),), job="done"
+    ),
+    "a flipped bit": Day(
+        written(0, pull=5, **{"mirror-from": 5}), (Fault("storage", "flip", times=ALWAYS),), job="done"
+    ),
 }
 
 
