@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from weighbridge.adapters.reading import VALUES_LIMIT
 from weighbridge.config import mounts
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, fresh, paths
+from weighbridge.registry.cli.catalogue import published_as
 from weighbridge.registry.cli.output import Output, short, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import RefusedError, UsageError, WeighbridgeError, utf8
@@ -170,6 +172,7 @@ def judge(
         host=socket.gethostname(),
         caches=licences.cache_roots(os.environ),
         ask=ask,
+        published=partial(published_as, chosen),
     )
     return artifact, admission, wanted
 
