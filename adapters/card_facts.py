@@ -214,12 +214,13 @@ def _license(
 
 
 def _unknown_to_hub(name: str, license_id: str, near: str | None) -> Finding:
-    choice = f"write license: {near}, or " if near else "write "
+    choice = f"write license: {near}, or name it yourself: " if near else "name it yourself: "
     return finding(
         "card-license-unknown-to-hub",
         name,
-        f"the Hub does not know the licence '{shown(license_id)}' of {name}"
-        + (f"; the nearest id it knows is {near}" if near else ""),
+        f"the licence '{shown(license_id)}' of {name} is none of the ids that the Hub is known to have"
+        + (f" (the nearest is {near})" if near else "")
+        + f": a card that we write says license: other, license_name: {hub_rules.license_name(license_id)}",
         f"{choice}license: other with license_name and license_link",
         license=license_id,
         license_hub_known=False,

@@ -337,6 +337,9 @@ def _license(stated: _Stated) -> LicenseFacts:
 
 def _unknown(card: CardFacts, findings: list[Finding]) -> LicenseFacts:
     evidence = "no card, config or LICENSE file states one, and no base is at hand"
+    line = card.facts.get("yaml_error_line")
+    if line is not None:
+        evidence = f"the front matter of {card_facts.CARD} stops at line {line}, and nothing else states one"
     if card.stated:
         one = card.stated[0]
         evidence = (

@@ -16,16 +16,18 @@ from weighbridge.adapters import downloads, layout, parents
 from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.license import cache_folder, local_base
 from weighbridge.adapters.paths import Evidence
+from weighbridge.registry import errors, manifest
 from weighbridge.registry.findings import finding
 from weighbridge.registry.hashing import sha256_file
 from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.refs import shown
-from weighbridge.registry.types import BaseFacts, Finding, Models, ModelSeen, ModelUnseen
+from weighbridge.registry.types import BaseFacts, Finding, Models, ModelSeen, ModelUnseen, Published, PublishedAs
 
 HASH_MAX: Final = 4 << 30
 """Bytes of a base whose weights are hashed for this; a larger one needs the records of its download."""
 
 _CONFIG_MAX: Final = 16 << 20
+_MANIFEST_MAX: Final = 64 << 20
 _CANDIDATES: Final = 6
 _REPOS: Final = 1000
 """Repositories of a Hub cache that are looked through."""
@@ -40,10 +42,42 @@ class Proof(NamedTuple):
     """Whether a Hub that was asked gave no answer, so that the next look may prove it."""
 
 
-def prove(named: str, *, caches: Sequence[Path] = (), ask: Models | None = None) -> Proof:
+class Pulled(NamedTuple):
+    """The version that a folder holds, by the digest of its content, and what the registry calls it where it knows."""
+
+    content: str
+    known: PublishedAs | None
+
+
+def pulled(named: str, published: Published) -> Pulled | None:
+    """Return the version that lies in the folder `named`, as `registry pull` leaves it; None where it is none.
+
+    Its manifest says so, and every weights file has the size and sha256 that stand there. Hashes up to HASH_MAX.
+    """
+    folder = local_base(named)
+    if folder is None:
+        return None
+    try:
+        told = manifest.parse(contents(folder / "manifest.json", _MANIFEST_MAX))
+    except (OSError, errors.WeighbridgeError):
+        return None
+    held = _Held(folder)
+    files = {one.path: one for one in told.files}
+    if not held.weights or {one.path for one in told.files if one.role == "weights"} - held.weights.keys():
+        return None
+    for name, size in held.weights.items():
+        one = files.get(name)
+        if one is None or one.size != size or held.sha256(name) != one.sha256:
+            return None
+    return Pulled(told.content, published(told.content, told.digest))
+
+
+def prove(
+    named: str, *, caches: Sequence[Path] = (), ask: Models | None = None, known: PublishedAs | None = None
+) -> Proof:
     """Return which model of the Hub the folder `named` holds. Reads files, hashes up to HASH_MAX, raises nothing.
 
-    `ask` is asked only for models that something on disk names.
+    `ask` is asked only for models that something on disk names, and for the version that the folder is `known` as.
     """
     folder = local_base(named)
     if folder is None:
@@ -53,6 +87,16 @@ def prove(named: str, *, caches: Sequence[Path] = (), ask: Models | None = None)
         return Proof(None, ("its folder holds no weights",))
     tried: list[str] = []
     silent = False
+    if known is not None and known.repo is not None and ask is not None:
+        there = ask(known.repo, known.tag)
+        fault = there.why if isinstance(there, ModelUnseen) else _difference(held, there)
+        if isinstance(there, ModelSeen) and fault is None:
+            why = f"its files are those of {known.ref}, {there.id} at {there.commit[:12]} on the Hub"
+            return Proof(Evidence(there.id, why, there.commit))
+        tried.append(f"{known.ref}: {fault}")
+        silent = isinstance(there, ModelUnseen) and not there.absent
+    elif known is not None:
+        tried.append(f"it is {known.ref}, which lies on no Hub that could be asked")
     names = list(dict.fromkeys([*_named_in(folder), *_neighbours(held, caches)]))[:_CANDIDATES]
     for name in names:
         for seen, where in _look(name, held, caches, ask):

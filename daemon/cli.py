@@ -244,5 +244,15 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; every error is turned into words by `shell.run`."""
-    return shell.run(registryd, "registryd", arguments)
+    """Run the command line and return its exit code; every error is turned into words by `shell.run`.
+
+    `arguments` is None for the real command line, whose process belongs to us.
+    """
+    code = shell.run(registryd, "registryd", arguments)
+    if arguments is None and shell.load("threading:active_count")() > 1:
+        # Python would wait for the threads of every pool, and a remote that is silent may hold one for a minute.
+        shell.load("logging:shutdown")()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

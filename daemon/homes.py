@@ -17,6 +17,7 @@ from weighbridge.registry.flow import feed
 from weighbridge.registry.flow.claims import Known
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.sync import Report, sync
+from weighbridge.registry.refs import hub_repo
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.remotes.table import open_remote
 
@@ -173,6 +174,16 @@ class Homes:
         else:
             _same(name, settings, known, registry.registry)
         return registry
+
+    def published_as(self, names: Sequence[str], content: str, manifest: str) -> types.PublishedAs | None:
+        """Return what a sealed manifest is known as at one of these remotes, as far as was seen; nobody is asked."""
+        for home in filter(None, map(self.known, names)):
+            for row in home.catalog.by_content(content.removeprefix("sha256:")):
+                if row["manifest"] == manifest:
+                    repos = (hub_repo(self._settings[name].url, row["name"]) for name in names)
+                    repo = next(filter(None, repos), None)
+                    return types.PublishedAs(f"{row['name']}@v{row['n']}", repo, f"v{row['n']}")
+        return None
 
     def watched(self, name: str, call: Callable[[], Any]) -> Any:
         """Carry out a request and remember how the remote did."""

@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -345,6 +346,7 @@ class Intake:
                 extra=self._late(job),
                 caches=self._caches,
                 ask=self._hub(rule),
+                published=partial(self._homes.published_as, (rule.home, *rule.mirrors)),
                 hashed=hashed,
             )
         except errors.RefusedError as refused:

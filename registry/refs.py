@@ -199,3 +199,8 @@ def split(ref: str) -> tuple[str | None, int | None, str | None, str | None]:
     if tag != "latest":
         check_tag(tag)
     return check_name(name), None, tag, None
+
+
+def hub_repo(url: str, name: str) -> str | None:
+    """Return the repository of a name at the remote of a URL, `owner/name`; None where that is no Hub."""
+    return f"{url.removeprefix('hf://').strip('/')}/{name}" if url.startswith("hf://") else None

@@ -142,6 +142,18 @@ Models = Callable[[str, str | None], ModelSeen | ModelUnseen]
 """Asks a Hub for a model by id and revision; raises nothing that a remote can cause."""
 
 
+class PublishedAs(Value, frozen=True):
+    """The version that a sealed manifest is of, as `name@v7`; on a Hub `repo` and `tag` say where it lies."""
+
+    ref: str
+    repo: str | None = None
+    tag: str | None = None
+
+
+Published = Callable[[str, str], PublishedAs | None]
+"""Tells which version a content and the sha256 of a manifest are, as far as is known here; asks nobody."""
+
+
 class LicenseFacts(Value, frozen=True):
     """A licence as the Hub spells it, or None; `source` is card, config, file, base, sidecar or note."""
 

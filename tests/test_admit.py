@@ -129,6 +129,27 @@ def test_unknown_licence_by_policy(tmp_path: Path, level: Any) -> None:
     assert (told.severity, told.data["allowed"]) == ("warn", "ours")
 
 
+@pytest.mark.parametrize(
+    ("front", "blocked"),
+    [
+        ("license: other", True),
+        ("license: other\nlicense_name: our-own", False),
+        ("license: other\nlicense_link: https://example.org/terms", False),
+        ("license: a-licence-of-next-year", False),
+    ],
+)
+def test_other_that_nothing_names_is_an_unknown_licence(tmp_path: Path, front: str, *, blocked: bool) -> None:
+    """Where unknown licences are not published, `other` needs a name or a link; an id that nobody knows has one."""
+    folder = builders.lora_adapter(tmp_path, readme=f"---\n{front}\n---\n# x\n")
+    take(folder, Policy(unknown_license="warn"))
+    if not blocked:
+        assert take(folder, Policy(unknown_license="block")).facts.license.id
+        return
+    with pytest.raises(RefusedError) as caught:
+        take(folder, Policy(unknown_license="block"))
+    assert [f.code for f in caught.value.data["findings"]] == ["card-license-unnamed"]
+
+
 def test_denied_licence(tmp_path: Path) -> None:
     """A licence that a remote denies blocks, also as part of an expression."""
     folder = builders.lora_adapter(tmp_path, readme=builders.card(license_id="cc-by-nc-4.0"))

@@ -17,10 +17,10 @@ from weighbridge.registry.card import render
 from weighbridge.registry.flow.admission import Admission
 from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.hashing import sha256_file
-from weighbridge.registry.manifest import seal
+from weighbridge.registry.manifest import Manifest, seal
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.remote import HubRemote
-from weighbridge.registry.types import FileEntry, Models, ModelSeen, ModelUnseen, RunFacts
+from weighbridge.registry.types import FileEntry, Models, ModelSeen, ModelUnseen, PublishedAs, RunFacts
 from weighbridge_testlib import builders
 from weighbridge_testlib.hub import Fault, TestHub, serve
 from weighbridge_testlib.hub.rig import remote
@@ -199,6 +199,43 @@ def test_a_proven_base_replaces_the_path(tmp_path: Path) -> None:
     assert "base_model: acme/base" in text
     assert f"revision {COMMIT}" in text
     assert str(tmp_path) not in text + sealed.stored.decode()
+
+
+def pulled(folder: Path) -> Manifest:
+    """Make a base what `registry pull` leaves: its files and the sealed manifest beside them."""
+    entries = [
+        FileEntry(
+            one.name, one.stat().st_size, sha256_file(one), "weights" if one.suffix == ".safetensors" else "config"
+        )
+        for one in sorted(base_at(folder, name=None).iterdir())
+    ]
+    sealed = seal(entries, take(folder, Policy()).facts)
+    (folder / "manifest.json").write_bytes(sealed.stored)
+    return sealed
+
+
+def test_a_pulled_base_is_its_version_by_digest(tmp_path: Path) -> None:
+    """The version is recorded by its content, and is the model that the Hub holds under its tag with the same bytes."""
+    base = tmp_path / "base"
+    sealed = pulled(base)
+    known = {(sealed.content, sealed.digest): PublishedAs("tiny@v3", "acme/tiny", "v3")}
+    there = {("acme/tiny", "v3"): seen(base, "acme/tiny")}
+    run = builders.lora_adapter(tmp_path / "run", base=str(base), readme=None)
+    more: dict[str, Any] = {"published": lambda *told: known.get(told)}
+
+    def ask(*asked: Any) -> ModelSeen | ModelUnseen:
+        return there.get(asked, ModelUnseen("no such model", absent=True))
+
+    found = take(run, ask=ask, **more).facts
+    assert (found.base.id, found.base.revision, found.base.content) == ("acme/tiny", COMMIT, sealed.content)
+    assert [(edge.ref, edge.content) for edge in found.lineage] == [("tiny@v3", sealed.content)]
+    alone = take(run, Policy(), **more)
+    assert (alone.facts.base.id, alone.facts.base.content) == (None, sealed.content)
+    assert [edge.ref for edge in alone.facts.lineage] == ["tiny@v3"]
+    assert any("it is tiny@v3, which lies on no Hub" in one.message for one in alone.findings)
+    shard = base / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    assert take(run, Policy(), **more).facts.base.content is None, "trained further, it is another model"
 
 
 def test_an_unproven_base_blocks_with_what_was_tried(tmp_path: Path) -> None:

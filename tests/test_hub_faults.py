@@ -26,7 +26,9 @@ from huggingface_hub import HfApi
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.plan import Policy
 from weighbridge.registry import errors
+from weighbridge.registry.flow import tags
 from weighbridge.registry.flow.admit import admit
+from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.remotes.hub import locks
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.preflight import Limits
@@ -64,13 +66,17 @@ def at_once(calls: Sequence[Callable[[], int]]) -> list[int]:
 
 
 def test_07_a_remote_that_always_says_stale_is_given_up_on(hub: TestHub, tmp_path: Path) -> None:
-    """Where nothing moves, a refusal as stale is no race: after a few tries the token's rights are named."""
+    """Where nothing moves, a refusal as stale is no race: after three tries the token's rights are named."""
     ann = remote(hub, tmp_path / "ann")
     publish(ann, tmp_path / "1")
     hub.seen.clear()
     hub.faults.add(Fault("commit", status=412, times=99))
     with pytest.raises(errors.DeniedError, match="cannot be committed"):
         publish(ann, tmp_path / "2", seed=2)
+    assert hub.count("commit") == 3
+    hub.seen.clear()
+    with pytest.raises(errors.DeniedError, match="nothing can be said"):
+        tags.move(ann, open_registry(ann, create=False), NAME, "prod", 1, "ann", None)
     assert hub.count("commit") == 3
     ann.close()
 

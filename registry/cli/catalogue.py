@@ -16,6 +16,7 @@ from weighbridge.registry.catalog_read import DAMAGE, Row, View
 from weighbridge.registry.cli import context
 from weighbridge.registry.cli.output import Output, instant, span
 from weighbridge.registry.errors import NotFoundError, UnreachableError, WeighbridgeError
+from weighbridge.registry.refs import hub_repo
 from weighbridge.registry.shell import load
 
 T = TypeVar("T")
@@ -182,9 +183,10 @@ def _copy(shelf: Shelf, row: Row) -> dict[str, Any]:
 
 def _location(remote: RemoteSettings, row: Row) -> str:
     """Return where a version lies: its folder or key, or on a Hub the page of its tag."""
-    if remote.url.startswith("hf://"):
+    repo = hub_repo(remote.url, row["name"])
+    if repo is not None:
         host = (remote.endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
-        return f"{host}/{remote.url.removeprefix('hf://').strip('/')}/{row['name']}/tree/v{row['n']}"
+        return f"{host}/{repo}/tree/v{row['n']}"
     return f"{folder_of(remote.url) or remote.url.rstrip('/')}/models/{row['name']}/v{row['n']}"
 
 
@@ -208,6 +210,15 @@ def known_as(content: str | None, manifest: str | None) -> str | None:
             if row["manifest"] == manifest:
                 return f"{row['name']}@v{row['n']}"
     return None
+
+
+def published_as(remote: RemoteSettings, content: str, manifest: str) -> Any:
+    """Return what a sealed manifest is known as, as `types.PublishedAs`, and where that would lie on this Hub."""
+    ref = known_as(content, manifest)
+    if ref is None:
+        return None
+    name, _, tag = ref.partition("@")
+    return load("weighbridge.registry.types:PublishedAs")(ref, hub_repo(remote.url, name), tag)
 
 
 def complete(context_: click.Context, _param: click.Parameter, word: str) -> list[str]:

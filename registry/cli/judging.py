@@ -4,6 +4,7 @@ import os
 import shlex
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from weighbridge.adapters.inspection import Artifact
 from weighbridge.config import mounts
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import paths
+from weighbridge.registry.cli.catalogue import published_as
 from weighbridge.registry.cli.wish import Wish
 from weighbridge.registry.errors import RefusedError, UsageError, utf8
 from weighbridge.registry.flow.admission import Admission
@@ -66,6 +68,7 @@ def judge(wish: Wish, chosen: RemoteSettings, *, values: int, ask: Models | None
         host=socket.gethostname(),
         caches=licences.cache_roots(os.environ),
         ask=ask,
+        published=partial(published_as, chosen),
     )
     return artifact, admission, wanted
 

@@ -6,7 +6,8 @@ a person has allowed. Whatever changes bytes is decided here, once, before the s
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ from weighbridge.registry.types import (
     LineageEdge,
     Models,
     ModelSeen,
+    Published,
     RunFacts,
     WeightsFacts,
 )
@@ -64,12 +66,14 @@ def admit(
     caches: Sequence[Path] = (),
     lookup: licences.Lookup | None = None,
     ask: Models | None = None,
+    published: Published | None = None,
     hashed: bool = True,
 ) -> Admission:
     """Return what is published of an artifact under a name, by the strictest policy of its remotes.
 
     `extra` are findings of the caller; `caches` and `lookup` may tell a base's licence, `caches` and `ask` which model
-    of the Hub a base is, and who may use it. Who publishes nothing asks without `hashed`: then no weights are read for
+    of the Hub a base is, and who may use it; `published` knows the versions that folders of `registry pull` hold. Who
+    publishes nothing asks without `hashed`: then no weights are read for
     the digests that a version's facts hold. Raises NotFinishedError when a finding says wait, UnreachableError when
     only a Hub that is silent could tell which model a local base is, RefusedError when a finding blocks
     (`data["findings"]` holds them), OSError when the folder is gone.
@@ -79,7 +83,9 @@ def admit(
     card = card_facts.read(_source(artifact, _card(artifact)) if _card(artifact) else root / card_facts.CARD)
     told = [_placed(one, artifact.relative) for one in artifact.findings if not one.code.startswith("license-")]
     told += [*note.findings, *extra]
-    base, why, tried = _base(artifact, note, card, caches, ask)
+    pulled = _pulled(artifact, published) if published is not None and hashed else None
+    prove = partial(prove_base.prove, caches=caches, ask=ask, known=pulled.known if pulled else None)
+    base, why, tried = _base(artifact, note, card, pulled, prove)
     told += tried
     if ask is not None and base.id is not None and is_repo_id(base.id):
         seen, more = prove_base.standing(base, _within(artifact.config or ".", artifact.relative), ask)
@@ -106,9 +112,7 @@ def admit(
     files = [_file(artifact, one) for one in chosen]
     unsafe = [file_name_unsafe(one.path, fault) for one in files if (fault := path_fault(one.path))]
     told += [one for one in unsafe if one not in told]
-    told = [
-        msgspec.structs.replace(f, severity=policy.unknown_license) if f.code == "license-unknown" else f for f in told
-    ]
+    told = [_unstated(f, licence.license, policy) for f in told]
     # A look at a checkpoint says so in passing; whoever pulls a version cannot ask its trainer any more.
     told = [msgspec.structs.replace(f, severity="warn") if f.code == "config-absent" else f for f in told]
     transform, told = _paths(files, told, policy, why)
@@ -141,7 +145,7 @@ def admit(
         license=licence.license,
         provenance=provenance.redact(gathered, keep_paths=policy.paths == "keep", declared_owner=note.owner),
         adapter=artifact.adapter,
-        lineage=[*_lineage(artifact, base), *changed.lineage],
+        lineage=[*_lineage(artifact, base, pulled), *changed.lineage],
         findings=told,
         left_out=[
             LeftOut(path=utf8(_within(f.path, artifact.relative)), size=f.size, reason=f.reason or "not-on-allow-list")
@@ -256,6 +260,16 @@ def _licence_rules(found: LicenseFacts, policy: Policy) -> list[Finding]:
     ]
 
 
+def _unstated(one: Finding, held: LicenseFacts, policy: Policy) -> Finding:
+    """Apply the rule of unknown licences; `other` that nothing names is one for whoever may not publish such."""
+    if one.code == "license-unknown":
+        return msgspec.structs.replace(one, severity=policy.unknown_license)
+    nameless = held.id == "other" and not held.name and not held.link
+    if one.code == "card-license-unnamed" and nameless and policy.unknown_license == "block":
+        return msgspec.structs.replace(one, severity="block")
+    return one
+
+
 def _paths(
     files: Sequence[SourceFile], told: list[Finding], policy: Policy, why: paths.Evidence | None
 ) -> tuple[dict[str, bytes], list[Finding]]:
@@ -347,15 +361,28 @@ def _stated_there(seen: ModelSeen | None) -> LicenseFacts | None:
     )
 
 
+def _pulled(artifact: Artifact, published: Published) -> prove_base.Pulled | None:
+    """Return the version that the base's folder holds, where it is named by a path."""
+    written = artifact.facts.get("base_model")
+    return prove_base.pulled(written, published) if isinstance(written, str) and paths.is_local(written) else None
+
+
 def _base(
-    artifact: Artifact, note: Sidecar, card: CardFacts, caches: Sequence[Path], ask: Models | None
+    artifact: Artifact,
+    note: Sidecar,
+    card: CardFacts,
+    pulled: prove_base.Pulled | None,
+    prove: Callable[[str], prove_base.Proof],
 ) -> tuple[BaseFacts, paths.Evidence | None, list[Finding]]:
     """Return the base, what says which model that is where its name is a path, and what was tried in vain for it."""
     written = artifact.facts.get("base_model")
     base, why = _named_base(artifact, note, card)
+    if pulled is not None:
+        told = f"; its folder holds {pulled.known.ref if pulled.known else 'a version of a registry'}"
+        base = msgspec.structs.replace(base, content=pulled.content, evidence=f"{base.evidence}{told}")
     if base.id is not None or not isinstance(written, str) or not paths.is_local(written):
         return base, why, []
-    proof = prove_base.prove(written, caches=caches, ask=ask)
+    proof = prove(written)
     if proof.evidence is None:
         subject = _within(artifact.config or ".", artifact.relative)
         return base, None, [prove_base.unproven(written, subject, proof)]
@@ -393,13 +420,14 @@ def _named_base(artifact: Artifact, note: Sidecar, card: CardFacts) -> tuple[Bas
     return own, None
 
 
-def _lineage(artifact: Artifact, base: BaseFacts) -> list[LineageEdge]:
+def _lineage(artifact: Artifact, base: BaseFacts, pulled: prove_base.Pulled | None) -> list[LineageEdge]:
     merged = parents.merge(Path(artifact.root)) if artifact.kind != "adapter" else None
     if merged is not None:
         return [LineageEdge(relation="merged-from", ref=model) for model in merged.models]
-    if artifact.kind != "adapter" or base.id is None:
+    ref = pulled.known.ref if pulled is not None and pulled.known is not None else base.id
+    if artifact.kind != "adapter" or ref is None:
         return []
-    return [LineageEdge(relation="adapter-of", ref=base.id, content=base.content)]
+    return [LineageEdge(relation="adapter-of", ref=ref, content=base.content)]
 
 
 def _table(artifact: Artifact) -> dict[str, Any] | None:

@@ -117,7 +117,8 @@ def _by_status(
     if status in {403, 451}:
         return errors.DeniedError(what, why=told, fix=_SCOPE, **data)
     if status == 404:
-        return errors.NotFoundError(what, why=told, fix=_LOGIN, **data)
+        # As above; and an address that is no Hub's answers everything so.
+        return errors.NotFoundError(what, why=told, fix=f"{_LOGIN}; and HF_ENDPOINT", remote=response.url.host, **data)
     if status == 409:
         return errors.ExistsError(what, why=told, fix="look at what is there already", **data)
     if status == 412:

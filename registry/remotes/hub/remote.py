@@ -39,6 +39,8 @@ from weighbridge.registry.times import seconds, spelled
 
 ATTEMPTS: Final = 20
 """Commits of others between our look and our commit, after which somebody must be told."""
+UNMOVED: Final = 3
+"""Refusals as stale on one head, after which it is no race."""
 
 
 def open_hub(url: str, endpoint: str | None = None, settings: RemoteSettings | None = None) -> "HubRemote":
@@ -400,6 +402,7 @@ class HubRemote:
 
     def _note(self, place: Place, body: bytes) -> None:
         """Add an object to the ledger of a name, on top of whatever is there."""
+        seen: list[str] = []
         for attempt in range(ATTEMPTS):
             standing = self.look(place.name, whole=False)
             if standing.commit is None or standing.ledger is None:
@@ -418,7 +421,14 @@ class HubRemote:
             )
             try:
                 self.edit(place.name, change)
-            except errors.StaleHeadError:
+            except errors.StaleHeadError as error:
+                seen.append(standing.commit)
+                if seen[-UNMOVED:] == [standing.commit] * UNMOVED:
+                    raise errors.DeniedError(
+                        f"nothing can be said of {place.name}",
+                        why=f"the Hub says {UNMOVED} times that somebody else committed, and nobody did",
+                        fix="look whether the token may commit to the main branch, or only open pull requests",
+                    ) from error
                 if attempt + 1 == ATTEMPTS:
                     raise
                 self._sleep(0.05 * (attempt + 1) * (0.5 + secrets.randbelow(100) / 100))
