@@ -2,9 +2,9 @@
 
 Three measurements with the same client underneath. *sent*: a trainer's checkpoint of 18 files as it lies there; what
 each way sends of it, counted on the server. *publish*: the slim folder, by `hf upload` and by a running publisher such
-as the daemon, which also stages, hashes, checks and reads back. *push*: the very same folder by `registry push`, start
-of Python included on both sides. Ratios are medians of rounds side by side; a push works with two processes, so with
-fewer than two idle cores it costs more than it would.
+as the daemon, which also stages, hashes, checks and reads back. *push*: such a folder by `registry push`, start of
+Python included on both sides. Each way has a folder of the same sizes with bytes of its own. Ratios are medians of
+rounds side by side; a push works with three processes, so with fewer than two idle cores it costs more than it would.
 """
 
 import argparse
@@ -91,17 +91,19 @@ def main() -> int:
             publisher = remote(hub, place, way=way)
             arrived = sent(hub, place, env)
             for turn in range(given.rounds):
-                files = slim(place / "slim" / str(turn), turn)
+                # Each way has bytes of its own: a store that knows a file from the round before would not get it again.
+                files = [slim(place / f"slim-{one}" / str(turn), 3 * turn + one) for one in range(3)]
+                first, second, third = (place / f"slim-{one}" / str(turn) for one in range(3))
                 began = time.monotonic()
-                done = hf(env, "upload", f"acme/theirs-{turn}", str(place / "slim" / str(turn)), ".")
+                done = hf(env, "upload", f"acme/theirs-{turn}", str(first), ".")
                 theirs.append(timed(began))
                 assert done.returncode == 0, done.stderr
                 began = time.monotonic()
-                publish(publisher, place / "slim" / str(turn), f"ours-{turn}", files=files)
+                publish(publisher, second, f"ours-{turn}", files=files[1])
                 ours.append(timed(began))
-                push = [str(REGISTRY), "push", str(place / "slim" / str(turn)), "--name", f"push-{turn}"]
+                push = [str(REGISTRY), "push", str(third), "--name", f"push-{turn}", "--remote", "hf://acme"]
                 began = time.monotonic()
-                subprocess.run([*push, "--remote", "hf://acme"], env=env, check=True, capture_output=True)
+                subprocess.run(push, env=env, check=True, capture_output=True)
                 pushed.append(timed(began))
             publisher.close()
         bars = {
