@@ -265,6 +265,7 @@ CODES: Final[dict[str, Code]] = {
     "merge-unproven": Code("block", "the written model is not what base and adapter add up to", integrity=True),
     "merge-memory-short": Code("block", "the memory of this machine does not hold what the merge needs"),
     "jail-weak": Code("warn", "the kernel cannot confine the child process that reads untrusted files as it should"),
+    "merge-not-compared": Code("warn", "what the merged model computes could not be compared, though it was asked for"),
     "merge-proven": Code("note", "copies and changed elements of a merged model were read again and proven"),
     # casting (adapters/merge/casting)
     "cast-impossible": Code("block", "what a folder holds cannot get another precision", integrity=True),

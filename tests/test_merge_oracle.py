@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from weighbridge.adapters.merge import behave
 from weighbridge_testlib import merging
-from weighbridge_testlib.merge_cases import CASES
+from weighbridge_testlib.merge_cases import BEHAVED, CASES
 
 _ORACLE = "weighbridge_testlib.peft_oracle"
 _QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -83,6 +85,17 @@ def test_a_tied_end_that_changes_gives_the_output_of_the_unmerged_model(oracle: 
     assert told["base"] > 0.1, "an adapter that changes nothing would pass"
     config = json.loads((oracle / name / "merged" / "config.json").read_text())
     assert config["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("name", BEHAVED)
+def test_what_the_merged_model_computes_is_told_from_a_merge_that_changes_nothing(oracle: Path, name: str) -> None:
+    """Base, adapter and result are run: a right merge passes, outputs as far away as the base's do not."""
+    told = json.loads((_place(oracle, name) / "behaviour.json").read_text())
+    seen = msgspec.convert(told["distances"], behave.Distances)
+    assert behave.wrong(seen) is None
+    assert seen.merged.largest < 0.05 * seen.base.largest
+    still = msgspec.structs.replace(seen, merged=seen.base)
+    assert "away from base and adapter together" in str(behave.wrong(still))
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.ask == "near"])

@@ -15,7 +15,7 @@ import pytest
 from weighbridge.adapters import jail, worker
 from weighbridge.adapters.jail import Held
 from weighbridge.adapters.memory import Room
-from weighbridge.adapters.merge import job, outside, preview, staging, start
+from weighbridge.adapters.merge import behave, job, outside, preview, staging, start
 from weighbridge.adapters.merge.outside import Configs
 from weighbridge.adapters.merge.preview import Look, look
 from weighbridge.registry.errors import RefusedError, WeighbridgeError, describe
@@ -223,6 +223,24 @@ def test_a_merge_by_peft_looks_like_any_other(tmp_path: Path, monkeypatch: pytes
     again = desk.ok(*words).json
     assert (again["joined"], again["ref"]) == (True, told["ref"])
     assert not [path for path in tmp_path.iterdir() if ".merge-" in path.name]
+
+
+def test_what_a_streamed_merge_computes_is_compared_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--behaviour runs base, adapter and result in the jail; where memory is short the merge stands, with a warning."""
+    desk = Desk(tmp_path, monkeypatch)
+    builders.llama_model(tmp_path / "base", shards=2)
+    builders.lora_adapter(tmp_path / "adapter")
+    words = ("merge", "adapter", "--base", "base", "--behaviour", "--json")
+    told = conforms(desk.ok(*words, "--to", "out").json, "merge")
+    seen = told["facts"]["behaviour"]
+    assert 0 < seen["error"] < seen["noise"] < seen["distance"]
+    assert seen["kl"]["merged"] < seen["kl"]["base"]
+    (proven,) = [one for one in told["findings"] if one["code"] == "merge-proven"]
+    assert "away from those of base and adapter together" in proven["message"]
+    monkeypatch.setattr(behave, "available", lambda: Room(1 << 20, "MemAvailable"))
+    short = desk.ok(*words, "--to", "other").json
+    assert short["facts"]["behaviour"] is None
+    assert "1048576 are free" in next(f["message"] for f in short["findings"] if f["code"] == "merge-not-compared")
 
 
 def test_too_little_memory_is_told_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

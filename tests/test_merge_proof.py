@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from weighbridge.adapters import worker
-from weighbridge.adapters.merge import block, proof, start
+from weighbridge.adapters.merge import behave, block, proof, start
 from weighbridge.adapters.merge.preview import look
 from weighbridge.adapters.merge.stream import Files
 from weighbridge.adapters.merge.tally import Tally
@@ -180,6 +180,52 @@ def test_a_failed_proof_publishes_nothing_and_sets_the_result_apart(
     monkeypatch.undo()
     start.merge(seen, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def distances(merged: float, noise: float | None, base: float = 1.0) -> behave.Distances:
+    """Return distances of a model with outputs up to 1."""
+    near, cost, far = (behave.Apart(x, x * x / 2, x * x / 4) for x in (merged, noise or 0.0, base))
+    return behave.Distances(near, far, cost if noise is not None else None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "right"),
+    [
+        (distances(1e-6, 0.0), True),
+        (distances(0.02, 0.03), True),
+        (distances(0.02, None), False),  # the precision cannot be run: a hundredth of the adapter's effect it is
+        (distances(0.02, 0.01), False),
+        (distances(1.0, 0.01), False),
+        (distances(0.2, 0.5, base=0.2), False),  # as far away as the base, in whatever noise
+        (distances(float("nan"), 0.5), False),
+    ],
+)
+def test_what_a_merge_computes_is_judged_by_the_noise_of_its_precision(seen: behave.Distances, *, right: bool) -> None:
+    """No further away than base and adapter in that precision, and nearer than the base: else it is something else."""
+    assert (behave.wrong(seen) is None) is right
+
+
+@pytest.mark.parametrize(
+    ("seen", "codes"), [(distances(0.5, 0.01), None), (distances(0.01, 0.02), []), ("no room", ["merge-not-compared"])]
+)
+def test_a_result_that_computes_something_else_is_set_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: behave.Distances | str, codes: list[str] | None
+) -> None:
+    """Where the comparison was asked for, its figures are told, a failed one publishes nothing, a missing one warns."""
+    builders.llama_model(tmp_path / "base")
+    builders.lora_adapter(tmp_path / "adapter")
+    monkeypatch.setattr(behave, "compare", lambda *_: seen)
+    looked = look([tmp_path / "adapter"], tmp_path / "base")
+    if codes is None:
+        with pytest.raises(RefusedError) as caught:
+            start.merge(looked, tmp_path / "out", behaviour=True)
+        assert [one.code for one in caught.value.data["findings"]] == ["merge-unproven"]
+        assert [path.name.endswith("-failed") for path in tmp_path.glob(".out*") if "out" in path.name].count(True) == 1
+        assert not (tmp_path / "out").exists()
+        return
+    done = start.merge(looked, tmp_path / "out", behaviour=True)
+    assert [one.code for one in done.findings if one.severity == "warn"] == codes
+    assert (done.facts["behaviour"] or {}).get("distance") == (1.0 if not codes else None)
 
 
 def test_the_record_and_the_digests_are_those_of_the_files(tmp_path: Path) -> None:

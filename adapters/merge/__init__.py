@@ -8,5 +8,6 @@ block            the arithmetic of one block of rows
 stream, journal  write the shards, hash them on the way, go on after a kill
 proof            read the written files again and prove them
 job              the child process's part; start, the parent's
+behave           what the result computes, compared with base and adapter; behave_job, the child's part
 outside          what PEFT's own layers compute: planned, done in a jail, looked through; peft_job, the child's part
 """

@@ -32,7 +32,7 @@ TASK: Final = "weighbridge.adapters.merge.peft_job:run"
 RECORD: Final = "computed.json"
 """What the child answered, inside the staging folder: a merge that is begun again takes it from there."""
 
-_LIBRARIES: Final = 1 << 30
+LIBRARIES: Final = 1 << 30
 """Bytes that torch, transformers and PEFT take themselves."""
 
 _DECOMPOSED: Final = frozenset({"OSF", "ADAMSS", "PSOFT", "FROD"})
@@ -52,7 +52,7 @@ _ACTS: Final = frozenset(
 )  # fmt: skip
 """Fields of configs that make a library import a module, run code of the folder, fetch a kernel or quantize."""
 
-_QUIET: Final = (
+QUIET: Final = (
     ("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("HF_HUB_DISABLE_TELEMETRY", "1"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("TOKENIZERS_PARALLELISM", "false"), ("CUDA_VISIBLE_DEVICES", ""),
 )  # fmt: skip
@@ -238,7 +238,7 @@ def need(base: Base, configs: Sequence[Mapping[str, Any]], plan: Plan) -> int:
     touched = [step.origin.count for step in plan.steps if step.computed]
     kept = 3 * sum(touched) if any(str(one.get("peft_type")).upper() in _DECOMPOSED for one in configs) else 0
     adapters = sum(one.size for one in plan.sources[plan.base_files :])
-    return 4 * (sum(counts) + kept + 8 * max(touched, default=0)) + 4 * adapters + _LIBRARIES
+    return 4 * (sum(counts) + kept + 8 * max(touched, default=0)) + 4 * adapters + LIBRARIES
 
 
 def short(needed: int, room: Room) -> Finding | None:
@@ -266,12 +266,12 @@ class Order(NamedTuple):
     policy: Policy
 
 
-def installed() -> None:
-    """Raise WeighbridgeError where torch, transformers or PEFT are not installed."""
+def installed(why: str = "this adapter is merged by PEFT itself, which needs torch, transformers and peft") -> None:
+    """Raise WeighbridgeError where torch, transformers or PEFT are not installed; `why` says what for."""
     if any(find_spec(name) is None for name in ("torch", "peft", "transformers")):
         raise errors.WeighbridgeError(
             "the torch extra is not installed",
-            why="this adapter is merged by PEFT itself, which needs torch, transformers and peft",
+            why=why,
             fix="pip install 'weighbridge[torch]'",
         )
 
@@ -302,8 +302,8 @@ def ordered(plan: Plan, stage: Path, *, needed: int, configs: Configs) -> Order:
     for folder in (view, home):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-    _show(plan, view, configs)
     unties = _unties(plan)
+    show(plan, view, configs, untied=unties)
     workers = max(1, len(os.sched_getaffinity(0)))
     seconds = 3600 + sum(one.size for one in plan.sources) // (2 << 20)
     policy = Policy(
@@ -313,7 +313,7 @@ def ordered(plan: Plan, stage: Path, *, needed: int, configs: Configs) -> Order:
         processor=seconds * workers,
         clock=seconds,
         workers=workers,
-        variables=_QUIET,
+        variables=QUIET,
     )
     request = {
         "view": str(view),
@@ -325,25 +325,35 @@ def ordered(plan: Plan, stage: Path, *, needed: int, configs: Configs) -> Order:
     return Order(request, policy)
 
 
-def _show(plan: Plan, view: Path, configs: Configs) -> None:
-    """Lay links to exactly the files that were judged, under the names loaders look for."""
-    base = view / "base"
-    base.mkdir()
-    _copy_config(configs.base, base / layout.MODEL_CONFIG, untied=_unties(plan))
-    ours = plan.sources[: plan.base_files]
-    weight_map: dict[str, str] = {}
-    for number, one in enumerate(ours, 1):
-        name = "model.safetensors" if len(ours) == 1 else f"model-{number:05}-of-{len(ours):05}.safetensors"
-        (base / name).symlink_to(one.path)
-        weight_map |= dict.fromkeys((s.name for s in plan.steps if _is_stored(s, number - 1)), name)
-    if len(ours) > 1:
-        index = {"metadata": {}, "weight_map": weight_map}
-        (base / "model.safetensors.index.json").write_text(json.dumps(index))
+def show(plan: Plan, view: Path, configs: Configs, *, untied: bool) -> None:
+    """Lay links to exactly the files that were judged, under the names loaders look for.
+
+    `untied` parts the base's embedding and head.
+    """
+    files = [
+        (Path(one.path), [step.name for step in plan.steps if _is_stored(step, number)])
+        for number, one in enumerate(plan.sources[: plan.base_files])
+    ]
+    lay(view / "base", configs.base, files, untied=untied)
     for number, (one, config) in enumerate(zip(plan.sources[plan.base_files :], configs.adapters, strict=True)):
         adapter = view / f"adapter{number}"
         adapter.mkdir()
         (adapter / layout.ADAPTER_WEIGHTS).symlink_to(one.path)
         _copy_config(config, adapter / layout.ADAPTER_CONFIG)
+
+
+def lay(folder: Path, config: Path, files: Sequence[tuple[Path, Sequence[str]]], *, untied: bool = False) -> None:
+    """Make a model folder of links to weights files, each with the names of its tensors, and a config without acts."""
+    folder.mkdir()
+    _copy_config(config, folder / layout.MODEL_CONFIG, untied=untied)
+    weight_map: dict[str, str] = {}
+    for number, (path, names) in enumerate(files, 1):
+        name = "model.safetensors" if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+        (folder / name).symlink_to(path)
+        weight_map |= dict.fromkeys(names, name)
+    if len(files) > 1:
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def _is_stored(step: Step, file: int) -> bool:

@@ -34,26 +34,22 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     Raises RefusedError where transformers does not know the model, where PEFT does not take every tensor of the
     adapter, or cannot merge it.
     """
-    warnings.simplefilter("ignore")
-    _transformers.logging.set_verbosity_error()
-    _transformers.logging.disable_progress_bar()
-    torch.set_num_threads(request["workers"])
-    torch.set_grad_enabled(mode=False)
+    begin(request["workers"])
     view, home = Path(request["view"]), Path(request["home"])
-    model, unread = _loaded(view / BASE)
+    model, unread = load_base(view / BASE)
     if request["untied"]:
         unread -= _part(model)
     before = digests(model)
     tell(sum(p.numel() * p.element_size() for p in model.parameters()))
-    inputs = _inputs(model)
-    plain = _outputs(model, inputs)
-    adapted = _adapted(model, [view / f"adapter{number}" for number in range(request["adapters"])])
-    wanted = _outputs(adapted, inputs)
+    inputs = fixed_inputs(model)
+    plain = outputs_of(model, inputs)
+    adapted = put_on(model, [view / f"adapter{number}" for number in range(request["adapters"])])
+    wanted = outputs_of(adapted, inputs)
     try:
         merged = adapted.merge_and_unload(adapter_names=list(adapted.peft_config))
     except _FAULTS as error:
         raise _refused("PEFT cannot merge this adapter", error) from error
-    got = _outputs(merged, inputs)
+    got = outputs_of(merged, inputs)
     after = digests(merged)
     if before.keys() != after.keys():
         odd = sorted(before.keys() ^ after.keys())
@@ -86,8 +82,17 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     }
 
 
-def _loaded(folder: Path) -> tuple[Any, frozenset[str]]:
-    """Return the base in fp32, and the tensors of the model that its files did not give a value to."""
+def begin(workers: int) -> None:
+    """Keep the libraries quiet, without gradients, and on so many threads."""
+    warnings.simplefilter("ignore")
+    _transformers.logging.set_verbosity_error()
+    _transformers.logging.disable_progress_bar()
+    torch.set_num_threads(workers)
+    torch.set_grad_enabled(mode=False)
+
+
+def load_base(folder: Path) -> tuple[Any, frozenset[str]]:
+    """Return a model in fp32, and its tensors that the folder's files did not give a value to. Raises RefusedError."""
     config = _transformers.PretrainedConfig.get_config_dict(str(folder))[0]
     names = config.get("architectures") or []
     kind: Any = getattr(_transformers, str(names[0]), None) if names else None
@@ -123,8 +128,11 @@ def _part(model: Any) -> frozenset[str]:
     return frozenset(name for name, parameter in model.named_parameters() if parameter is head.weight)
 
 
-def _adapted(model: Any, folders: Sequence[Path]) -> Any:
-    """Put the adapters on the model; every one of their tensors must be taken, and none be missing."""
+def put_on(model: Any, folders: Sequence[Path]) -> Any:
+    """Put the adapters on the model; every one of their tensors must be taken, and none be missing.
+
+    Raises RefusedError.
+    """
     adapted: Any = None
     try:
         for folder in folders:
@@ -180,7 +188,7 @@ def _digest(tensor: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------ behaviour
 
 
-def _inputs(model: Any) -> dict[str, Any] | None:
+def fixed_inputs(model: Any) -> dict[str, Any] | None:
     """Return fixed inputs that a model of tokens or of images can be run with, None for any other."""
     config = model.config
     generator = torch.Generator().manual_seed(_SEED)
@@ -199,7 +207,7 @@ def _inputs(model: Any) -> dict[str, Any] | None:
     return None
 
 
-def _outputs(model: Any, inputs: Mapping[str, Any] | None) -> Any:
+def outputs_of(model: Any, inputs: Mapping[str, Any] | None) -> Any:
     """Return the first output of a model, None where it cannot be run with such inputs."""
     if inputs is None:
         return None

@@ -10,7 +10,8 @@ import msgspec
 from weighbridge import __version__
 from weighbridge.adapters import layout
 from weighbridge.adapters.inspect import inspect
-from weighbridge.adapters.merge import identity, outside, pays, staging
+from weighbridge.adapters.merge import behave, identity, outside, pays, staging
+from weighbridge.adapters.merge.outside import Configs
 from weighbridge.adapters.merge.preview import COSINE, Look, update_lost
 from weighbridge.adapters.merge.staging import OUT, Begun, Merged, Outside, Ready
 from weighbridge.adapters.merge.values import Plan
@@ -30,24 +31,31 @@ def merge(
     *,
     workers: int | None = None,
     unchanged: bool = False,
+    behaviour: bool = False,
     device: str = "auto",
     progress: Callable[[int], None] | None = None,
 ) -> Merged:
     """Carry out what was looked at, into a folder that appears whole or not at all.
 
-    `unchanged` allows a result that equals the base; `device` is as in `pays.chosen`. Raises RefusedError with its
-    findings, ConflictError for a target that holds something else or is being written, DiskFullError, and what the
-    child process raises; then nothing is published, and the same call goes on with the files that were finished.
+    `unchanged` allows a result that equals the base; `behaviour` has base, adapter and result run and compared, which
+    takes the torch extra; `device` is as in `pays.chosen`. Raises RefusedError with its findings, ConflictError for a
+    target that holds something else or is being written, DiskFullError, and what the child process raises; then nothing
+    is published, and the same call goes on with the files that were finished.
     """
     ready = staging.ready(look, target, RECORD)
     if isinstance(ready, Merged):
         return ready
+    if behaviour:
+        outside.installed("what a model computes is compared by running it, which needs torch, transformers and peft")
     pays.chosen(ready.plan, device, 1)  # a GPU that cannot do it is told before anything is written
     with staging.working(ready) as there:
         if there is not None:
             return there
         begun = staging.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device)
-        return _settle(look, ready, staging.carry_out(begun, progress), unchanged=unchanged)
+        result = staging.carry_out(begun, progress)
+        if behaviour and result["proof"]["passed"] and "computed" not in result:
+            result = result | {"compared": behave.compare(ready.plan, ready.stage, _configs(look), progress)}
+        return _settle(look, ready, result, unchanged=unchanged)
 
 
 def begin(look: Look, target: Path, *, workers: int | None = None) -> Begun | Merged:
@@ -96,12 +104,21 @@ def _outside(look: Look, plan: Plan, *, unchanged: bool) -> Outside | None:
     """Return what PEFT has to compute, None where the plan needs nothing of that."""
     if not any(step.computed for step in plan.steps):
         return None
-    assert look.base is not None
+    configs = _configs(look)
     return Outside(
         needed=int(look.facts["memory_bytes"]),
-        base=str(Path(look.base.root) / layout.MODEL_CONFIG),
-        adapters=tuple(str(Path(one.root) / layout.ADAPTER_CONFIG) for one in look.adapters),
+        base=str(configs.base),
+        adapters=tuple(map(str, configs.adapters)),
         unchanged=unchanged,
+    )
+
+
+def _configs(look: Look) -> Configs:
+    """Return the configs of both sides."""
+    assert look.base is not None
+    return Configs(
+        Path(look.base.root) / layout.MODEL_CONFIG,
+        tuple(Path(one.root) / layout.ADAPTER_CONFIG for one in look.adapters),
     )
 
 
@@ -134,6 +151,22 @@ def _judged(result: dict[str, Any], ready: Ready, known: str | None, *, unchange
         raise errors.RefusedError(
             "the written model failed its proof", why=f"{failed.message}; it lies apart in {apart}", findings=[failed]
         )
+    seen_apart = result.get("compared")
+    if isinstance(seen_apart, behave.Distances) and (why := behave.wrong(seen_apart)) is not None:
+        apart = staging.quarantine(stage)
+        failed = findings.finding(
+            "merge-unproven",
+            "model",
+            why,
+            "merge with --dtype fp32: where it passes, the precision was too coarse for this adapter; else report this",
+            behaviour=behave.facts(seen_apart),
+        )
+        raise errors.RefusedError(
+            "the merged model does not compute what base and adapter do",
+            why=f"{why}; it lies apart in {apart}",
+            fix=failed.fix,
+            findings=[failed],
+        )
     looked_at = [step.name for step in plan.steps if step.factors or step.computed]
     still = [name for name in fidelity["tensors_unchanged"] if name in looked_at]
     others = any(step.touched and not (step.factors or step.computed) for step in plan.steps)
@@ -156,11 +189,11 @@ def _judged(result: dict[str, Any], ready: Ready, known: str | None, *, unchange
             "model",
             f"{proof['tensors_copied']} tensors are the base's byte for byte, {proof['tensors_changed']} changed ones "
             f"were read again: {proof['elements_checked']} elements, none further from the exact sum than rounding "
-            f"allows. Of the base: {identity.told(known)}",
+            f"allows{behave.told(seen_apart)}. Of the base: {identity.told(known)}",
             **_facts(result),
         )
     )
-    return found
+    return found + ([behave.untold(seen_apart)] if isinstance(seen_apart, str) else [])
 
 
 def _facts(result: dict[str, Any]) -> dict[str, Any]:
@@ -175,6 +208,9 @@ def _facts(result: dict[str, Any]) -> dict[str, Any]:
         "jail": result["jail"],
         **result.get("computed", {}),
     }
+    if "compared" in result:
+        seen = result["compared"]
+        facts["behaviour"] = None if isinstance(seen, str) else behave.facts(seen)
     if fidelity["unchanged_share"] is not None:
         facts |= {"unchanged_share": fidelity["unchanged_share"], "update_cosine": fidelity["cosine"]}
     return facts

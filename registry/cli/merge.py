@@ -46,6 +46,9 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 @click.option("--dry-run", is_flag=True, help="Only say what would be merged and what stands against it.")
 @click.option("--unchanged", is_flag=True, help="Allow a result that equals the base after rounding.")
 @click.option(
+    "--behaviour", is_flag=True, help="Also run base, adapter and result, and compare what they compute (torch extra)."
+)
+@click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
@@ -68,6 +71,7 @@ def merge(
     dtype: str | None,
     dry_run: bool,
     unchanged: bool,
+    behaviour: bool,
     device: str,
     workers: int | None,
     remote: str | None,
@@ -102,7 +106,13 @@ def merge(
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
         with following(out) as follower:
             done = start.merge(
-                seen, place, workers=workers, unchanged=unchanged, device=device, progress=follower.total
+                seen,
+                place,
+                workers=workers,
+                unchanged=unchanged,
+                behaviour=behaviour,
+                device=device,
+                progress=follower.total,
             )
         receipt = None
         if chosen is not None:
@@ -193,6 +203,12 @@ def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out
         f"{whole} in {seconds:.1f} s; {proof['tensors_copied']} tensors copied byte for byte, "
         f"{proof['tensors_changed']} changed, {proof['elements_checked']} elements checked"
     )
+    if done.facts.get("behaviour") is not None:
+        seen_apart = done.facts["behaviour"]
+        out.talk(
+            f"on fixed inputs {seen_apart['error']:.3g} away from base and adapter together, the base "
+            f"{seen_apart['distance']:.3g}"
+        )
     out.say(ref or done.path)
 
 

@@ -89,3 +89,6 @@ CASES: dict[str, Case] = {
     "resnet": Case("resnet", {"target_modules": ["convolution"]}, dtype="float32", ask="near"),
 }
 """Every case by name; `near` asks for closeness, where the library's own kernel sums in another order."""
+
+BEHAVED = ("qwen2-tied-head", "gpt2", "vit")
+"""Cases of which base, adapter and result are run and compared, too."""

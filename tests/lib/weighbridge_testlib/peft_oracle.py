@@ -1,7 +1,7 @@
 """The real PEFT as the judge of merges: tiny models of many families, adapters for them, and PEFT's own merge of each.
 
     python -m weighbridge_testlib.peft_oracle build FOLDER      CASE/base, CASE/adapter, CASE/peft, CASE/logits.json
-    python -m weighbridge_testlib.peft_oracle logits FOLDER     CASE/merged -> CASE/error.json
+    python -m weighbridge_testlib.peft_oracle logits FOLDER     CASE/merged -> CASE/error.json, CASE/behaviour.json
 
 Run as a process of its own: it imports torch, transformers and peft, which no test process should hold.
 """
@@ -18,8 +18,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from weighbridge.adapters.merge import behave_job
 from weighbridge_testlib import builders
-from weighbridge_testlib.merge_cases import CASES, Case
+from weighbridge_testlib.merge_cases import BEHAVED, CASES, Case
 
 t: Any = transformers
 
@@ -181,6 +182,16 @@ def compare(folder: Path) -> None:
     (folder / "error.json").write_text(json.dumps(told))
 
 
+def behave(folder: Path) -> None:
+    """Compare our merged model with base and adapter, and write the answer."""
+    view = folder / "view"
+    view.mkdir()
+    for name, source in (("base", "base"), ("adapter0", "adapter"), ("merged", "merged")):
+        (view / name).symlink_to(folder / source)
+    request = {"view": str(view), "adapters": 1, "workers": 1, "dtype": CASES[folder.name].dtype}
+    (folder / "behaviour.json").write_text(json.dumps(behave_job.run(request, lambda _: None)))
+
+
 def _logits(loaded: Any) -> Any:
     with torch.no_grad():
         return loaded(input_ids=torch.arange(2, 34).reshape(2, 16)).logits.float().tolist()
@@ -226,6 +237,8 @@ def main(command: str, folder: Path, names: list[str]) -> None:
                 build(place, case)
             elif case.ask == "logits" and (place / "merged").is_dir():
                 compare(place)
+            if command == "logits" and name in BEHAVED:
+                behave(place)
         except Exception as error:  # noqa: BLE001 - told to the test of the case
             (place / "failed.txt").write_text(f"{type(error).__name__}: {error}")
 
