@@ -98,6 +98,9 @@ def test_the_newest_takes_the_place_of_what_has_not_begun(tmp_path: Path) -> Non
     bench.publish(bench.adapter(10, seed=1))
     bench.publish(bench.adapter(20, seed=2))
     assert [(m.step, m.state) for m in bench.merges.merges()] == [(10, "superseded"), (20, "wanted")]
+    bench.publish(bench.adapter(15, seed=3))
+    (last,) = [event for event in bench.store.events(name="team-run-1") if event["event"] == "not merged"]
+    assert (last["n"], "its run has a later checkpoint" in last["detail"]) == (3, True)
     bench.base()
     bench.merge_all()
     facts = committed(open_directory(str(tmp_path / "remote")), "team-run-1-merged-bf16", 1).facts

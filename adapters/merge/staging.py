@@ -313,7 +313,8 @@ def allowed(look: Look) -> tuple[Plan, Bundle]:
     blocks = [f for f in look.findings if f.severity == "block" and not findings.CODES[f.code].waits]
     waits = [f for f in look.findings if findings.CODES[f.code].waits]
     if blocks:
-        raise errors.RefusedError("this merge is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks)
+        what = "merge" if look.adapters else "cast"
+        raise errors.RefusedError(f"this {what} is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks)
     if waits:
         raise errors.NotFinishedError(
             "a folder is not finished", why=waits[0].message, fix=waits[0].fix, findings=waits

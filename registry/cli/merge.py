@@ -191,6 +191,7 @@ def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out
         f"{whole} in {seconds:.1f} s; {proof['tensors_copied']} tensors copied byte for byte, "
         f"{proof['tensors_changed']} changed, {proof['elements_checked']} elements checked"
     )
+    sides.say_version(receipt, out)
     out.say(ref or done.path)
 
 
