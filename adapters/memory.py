@@ -10,10 +10,11 @@ _HUGE: Final = 1 << 60
 
 
 class Room(NamedTuple):
-    """Bytes that can be had, and what says so."""
+    """Bytes that can be had, what says so, and of how many."""
 
     free: int
     by: str
+    of: int = 0
 
 
 def available(root: Path = _ROOT) -> Room:
@@ -22,7 +23,7 @@ def available(root: Path = _ROOT) -> Room:
     Pages of files that nobody uses count as free on both sides. Raises OSError where the kernel shows no memory.
     """
     table = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines() if ":" in line)
-    rooms = [Room(int(table["MemAvailable"].split()[0]) << 10, "MemAvailable")]
+    rooms = [Room(_bytes(table["MemAvailable"]), "MemAvailable", _bytes(table["MemTotal"]))]
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -36,6 +37,10 @@ def available(root: Path = _ROOT) -> Room:
     return min(rooms)
 
 
+def _bytes(field: str) -> int:
+    return int(field.split(maxsplit=1)[0]) << 10
+
+
 def _levels(mount: Path, path: str, limit: str, used: str, idle: str) -> list[Room]:
     """Return what each level from the root of a hierarchy to a group leaves."""
     found: list[Room] = []
@@ -47,5 +52,5 @@ def _levels(mount: Path, path: str, limit: str, used: str, idle: str) -> list[Ro
             if allowed < _HUGE:
                 statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 held = int((folder / used).read_text()) - int(statistics.get(idle, "0"))
-                found.append(Room(max(0, allowed - held), "the memory limit of the control group"))
+                found.append(Room(max(0, allowed - held), "the memory limit of the control group", allowed))
     return found

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from weighbridge.adapters import jail, limits
+from weighbridge.adapters import jail, limits, starved
 from weighbridge.adapters.jail import Held, Policy
 from weighbridge.registry import errors
 from weighbridge.registry.parent import end_with
@@ -60,8 +60,7 @@ def run(
     environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     message = {"task": task, "request": dict(request), "memory": memory, "nice": nice, "parent": os.getpid()}
     child = _started([sys.executable, "-m", "weighbridge.adapters.worker"], environ, None)
-    answers, code, said = _talked(child, message, progress)
-    return _result(answers, code, said)
+    return _result(_talked(child, message, progress))
 
 
 class Ended(NamedTuple):
@@ -92,11 +91,23 @@ def jailed(
         "parent": os.getpid(),
         "jail": msgspec.to_builtins(policy),
     }
-    answers, code, said = _talked(child, message, progress, watch)
-    stopped = watch.verdict or limits.over_time(code, policy)
+    spoken = _talked(child, message, progress, watch)
+    stopped = watch.verdict or limits.over_time(spoken.code, policy)
     if stopped is not None:
         raise stopped
-    return Ended(_result(answers, code, said), Held(**answers["held"]), watch.peak)
+    return Ended(_result(spoken), Held(**spoken.answers["held"]), watch.peak)
+
+
+class _Spoken(NamedTuple):
+    """What came of a child: its answers, its exit code, what it said on stderr; `short` when memory ran out meanwhile.
+
+    The kernel counts the processes that it ends for memory, and does not say which they were.
+    """
+
+    answers: dict[str, Any]
+    code: int
+    said: bytes
+    short: bool
 
 
 def _started(command: list[str], environ: Mapping[str, str], home: Path | None) -> "subprocess.Popen[bytes]":
@@ -118,11 +129,12 @@ def _talked(
     message: Mapping[str, Any],
     progress: Tell | None,
     watch: limits.Watch | None = None,
-) -> tuple[dict[str, Any], int, bytes]:
-    """Give a child its task; return what it answered, its exit code and what it said on stderr."""
+) -> _Spoken:
+    """Give a child its task and hear it to its end."""
     assert child.stdin is not None
     assert child.stdout is not None
     said: list[bytes] = []
+    killed = starved.kills()
     listener = threading.Thread(target=_listen, args=(child, said), daemon=True)
     listener.start()
     answers: dict[str, Any] = {}
@@ -150,7 +162,7 @@ def _talked(
         code = child.wait()
         listener.join(1.0)
         child.stdout.close()
-    return answers, code, b"".join(said)
+    return _Spoken(answers, code, b"".join(said), starved.kills() > killed)
 
 
 def _event(line: bytes) -> dict[str, Any]:
@@ -166,13 +178,13 @@ def _event(line: bytes) -> dict[str, Any]:
     return event
 
 
-def _result(answers: Mapping[str, Any], code: int, said: bytes) -> dict[str, Any]:
-    if "result" in answers:
-        result: dict[str, Any] = answers["result"]
+def _result(spoken: _Spoken) -> dict[str, Any]:
+    if "result" in spoken.answers:
+        result: dict[str, Any] = spoken.answers["result"]
         return result
-    if "error" in answers:
-        raise _error(answers["error"])
-    raise _ended(code, said)
+    if "error" in spoken.answers:
+        raise _error(spoken.answers["error"])
+    raise _ended(spoken)
 
 
 def _listen(child: "subprocess.Popen[bytes]", said: list[bytes]) -> None:
@@ -189,9 +201,13 @@ def _error(told: dict[str, Any]) -> errors.WeighbridgeError:
     return kind(told["message"], why=told["why"], fix=told["fix"], **told["data"])
 
 
-def _ended(code: int, said: bytes) -> errors.WeighbridgeError:
+def _ended(spoken: _Spoken) -> errors.WeighbridgeError:
     """Return the error for a child that ended without an answer."""
-    lines = said.decode("utf-8", "replace").strip().splitlines()
+    code, lines = spoken.code, spoken.said.decode("utf-8", "replace").strip().splitlines()
+    if code == -signal.SIGKILL and spoken.short:
+        return starved.error("the kernel ended its process for the memory it held")
+    if lines and starved.says(lines[-1]):
+        return starved.error(lines[-1].rstrip("."))
     if code < 0:
         name = signal.Signals(-code).name
         why = f"it was ended by {name}" + ("; the kernel does that when memory runs out" if name == "SIGKILL" else "")
@@ -234,13 +250,11 @@ def main() -> int:
         if not confined or error.errno not in _FORBIDDEN:
             raise
         answer = {"error": errors.describe(_forbidden(error))}
-    except MemoryError:
-        bound = message["memory"]
-        answer = {
-            "error": errors.describe(
-                errors.WeighbridgeError("out of memory", why=f"the work needs more than the {bound} bytes it may use")
-            )
-        }
+    except (MemoryError, RuntimeError) as error:
+        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if not starved.says(words):
+            raise
+        answer = {"error": errors.describe(starved.error(words))}
     answers.write(json.dumps(answer, default=str).encode() + b"\n")
     return 0
 

@@ -35,16 +35,17 @@ class Setbacks:
         grown = finished(Path(merge.stage or "/")) > merge.finished
         barren = 0 if grown else merge.barren if fair else merge.barren + 1
         if barren >= BARREN_MAX:
-            message = f"it was tried {merge.tries} times and gets no further: {why}"
-            cure = fix or f"look at the log, then: registryd merges --retry {merge.ref}"
-            found = findings.finding("merge-not-made", merge.ref, message, cure)
-            return self.block(merge, found, message)
+            return self.stop(merge, f"it was tried {merge.tries} times and gets no further: {why}", fix)
         until = None
         if not fair or merge.executor != "local":
             until = self._clock() + delay(errors.WeighbridgeError(why), barren, random.random())  # noqa: S311 - jitter
         return self._store.advance(
             merge, "wanted", event="merge again", reason=why, barren=barren, until=until, handle=None, error=None
         )
+
+    def stop(self, merge: Merge, why: str, fix: str | None) -> Merge | None:
+        """Set a merge aside that needs `fix` before it is tried again."""
+        return self.block(merge, findings.finding("merge-not-made", merge.ref, why, _cure(merge, fix)), why)
 
     def wait_for(self, merge: Merge, error: errors.WeighbridgeError) -> Merge | None:
         """Let a merge wait for what will pass, or be mended, without another hand."""
@@ -79,9 +80,14 @@ class Setbacks:
         if count < BARREN_MAX:
             until = self._clock() + delay(error, count, random.random())  # noqa: S311 - jitter
             return self._store.advance(merge, unexpected=count, reason=reason, until=until)
-        cure = f"look at the log, then: registryd merges --retry {merge.ref}"
-        found = findings.finding("job-quarantined", merge.ref, f"its merge failed {count} times: {reason}", cure)
+        said = f"its merge failed {count} times: {reason}"
+        found = findings.finding("job-quarantined", merge.ref, said, _cure(merge, None))
         return self.block(merge, found, reason, quarantine=True)
+
+
+def _cure(merge: Merge, fix: str | None) -> str:
+    """Return what lets a merge be tried again: mend it, then ask for it."""
+    return f"{fix or 'look at the log'}; then: registryd merges --retry {merge.ref}"
 
 
 def words_of(error: errors.WeighbridgeError) -> str:

@@ -24,6 +24,7 @@ from weighbridge.adapters.merge import batch, start
 from weighbridge.adapters.merge.staging import Begun, finished
 from weighbridge.config.settings import MergeSettings
 from weighbridge.daemon import merge_scratch
+from weighbridge.daemon.executors.local import MORE
 from weighbridge.daemon.executors.protocol import Absent, Executor, Gone, Live, Seen, Unknown, Work
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobs import CutOffError
@@ -32,7 +33,7 @@ from weighbridge.daemon.merge_jobs import give_up
 from weighbridge.daemon.merge_setbacks import Setbacks, words_of
 from weighbridge.daemon.merge_sides import Sides, made_before, sides
 from weighbridge.daemon.mergestore import ACTIVE, CLOSED, Merge, MergeStore
-from weighbridge.registry import control, errors, findings
+from weighbridge.registry import control, errors
 from weighbridge.registry.flow import hub_base, merged
 from weighbridge.registry.flow.hub_base import Hub
 from weighbridge.registry.types import Finding
@@ -47,10 +48,6 @@ HUB: Final = "hub"
 """Where bases lie that were fetched from the Hub, inside the scratch folder."""
 
 _IDLE: Final = 60.0
-_DIED: Final = (
-    "give the daemon more memory (MemoryMax of its unit), or make merges elsewhere (executor in [merge]); then: "
-    "registryd merges --retry "
-)
 _log = logging.getLogger(__name__)
 
 
@@ -278,8 +275,10 @@ class Merging:
         if answer.error is not None:
             error = control.rebuild(answer.error)
             _log.warning("a merge failed", extra={"ref": merge.ref, "why": words_of(error)})
+            if isinstance(error, errors.MemoryShortError):
+                return self._ended(merge, self._executor(merge.executor).starved(words_of(error)))
             if type(error) is errors.WeighbridgeError:  # the child did not finish, and nobody knows better
-                return self._ended(merge, Gone(words_of(error), "again", error.fix))
+                return self._ended(merge, Gone(words_of(error), "again"))
             # The answer of this try stands for ever: whatever comes next is another try.
             again = self._store.advance(merge, "wanted", handle=None)
             return None if again is None else self._failed(again, error)
@@ -298,11 +297,11 @@ class Merging:
             case Absent() if merge.executor == "local":
                 if merge.handle is None:
                     return self._setbacks.again(merge, "the daemon was stopped while it was made", fair=True)
-                return self._setbacks.again(merge, "the daemon died while it was made", fix=f"{_DIED}{merge.ref}")
+                return self._setbacks.again(merge, "the daemon died while it was made", fix=MORE)
             case Absent():
                 return self._setbacks.again(merge, "it is not known any more and left no result")
             case Gone(why, "stop", fix):
-                return self._setbacks.block(merge, findings.finding("merge-not-made", merge.ref, why, fix), why)
+                return self._setbacks.stop(merge, why, fix)
             case Gone(why, "cancelled"):
                 return self._store.advance(
                     merge, "cancelled", event="merge cancelled", was=merge.state, reason=why, until=None, error=None

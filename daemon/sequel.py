@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from weighbridge.adapters.merge import start
 from weighbridge.daemon.intake import Intake, Taken, Unfit, offered
@@ -12,6 +13,11 @@ from weighbridge.daemon.merging import PART, Merging
 from weighbridge.registry import errors
 from weighbridge.registry.flow import merged
 from weighbridge.registry.flow import stage as staging
+
+_UNCHOSEN: Final = {
+    "best": "merge = best, and this is not the best of its run so far ({by})",
+    "last": "merge = last, and its run has a later checkpoint",
+}
 
 
 class Merges:
@@ -26,8 +32,12 @@ class Merges:
     def follows(self, job: Job) -> None:
         """Note a merge where the rule of a published adapter asks for one."""
         rule = self._intake.rule(job)
-        if rule is not None and job.part != PART and self._intake.merges(job, rule):
-            self._store.want(job, rule.merge, rule.merge_dtype, rule.merge_retry)
+        if rule is not None and job.part != PART:
+            if self._intake.merges(job, rule):
+                self._store.want(job, rule.merge, rule.merge_dtype, rule.merge_retry)
+            elif job.kind == "adapter" and rule.merge != "never":
+                why = _UNCHOSEN[rule.merge].format(by=rule.best or "the trainer names none, or another one")
+                self._store.event("not merged", name=job.name, n=job.n, path=job.path, detail=why)
         self._merging.wake()
 
     def derivation(self, job: Job) -> str | None:

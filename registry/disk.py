@@ -42,6 +42,9 @@ def translate(error: OSError, what: str) -> errors.WeighbridgeError:
     code = error.errno or 0
     where = shown(str(error.filename)) if error.filename else "the file system"
     why = f"{where}: {error.strerror or error}"
+    if code == errno.EFBIG:
+        fix = "raise the limit of a file's size (ulimit -f), or choose a file system that holds larger files"
+        return errors.DiskFullError(what, why=why, fix=fix, path=where)
     if code in _FULL:
         return errors.DiskFullError(what, why=why, fix="free some space or raise the quota, then repeat", path=where)
     if code == errno.EROFS:

@@ -32,6 +32,7 @@
       DiskFullError                  1  a disk has too little room, or would fall under its reserve
       StorageFullError               1  a remote has no room left, or its plan allows no more
       LimitError                     1  a child process reached a limit and was ended
+      MemoryShortError               1  a child process got no more memory
       BugError                       1  nobody foresaw this: a fault in weighbridge itself
 
 This module is on the start-up path of `registry ls`: it imports nothing.
@@ -245,6 +246,12 @@ class LimitError(WeighbridgeError):
     """A child process used more memory, time or threads than it may and was ended; `data["limit"]` says which."""
 
     code = "limit-reached"
+
+
+class MemoryShortError(WeighbridgeError):
+    """A child process got no more memory, or was ended for the memory it held; `data` holds what is allowed."""
+
+    code = "memory-short"
 
 
 class BugError(WeighbridgeError):

@@ -98,8 +98,12 @@ def translate(error: BaseException) -> errors.WeighbridgeError:
         return errors.UsageError(error.format_message(), fix=fix)
     if isinstance(error, OSError) and error.errno is not None:
         return _from_system(error)
-    if isinstance(error, MemoryError):
-        return errors.WeighbridgeError("out of memory", fix="free memory, then run the command again")
+    if isinstance(error, MemoryError) or str(error) == "can't start new thread":  # by a limit on either
+        return errors.WeighbridgeError(
+            "out of memory",
+            why=str(error) or None,
+            fix="free memory or raise the limits (ulimit -v, -d, -u), then run the command again",
+        )
     where = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return errors.BugError(
         f"this is a bug in weighbridge: {where}",

@@ -125,7 +125,8 @@ def test_what_cannot_be_cast_is_refused_with_words(tmp_path: Path) -> None:
     told.append(casting.look(model, dtype="bf16").findings[0])
     assert [one.code for one in told] == ["cast-impossible", "cast-impossible", "cast-changes-nothing"]
     assert "quantized (gptq)" in told[0].message
-    with pytest.raises(errors.RefusedError):
+    assert (told[1].message.partition(" holds ")[0], "registry merge" in str(told[1].fix)) == ("adapter", True)
+    with pytest.raises(errors.RefusedError, match="this cast is refused"):
         casting.cast(casting.look(packed, dtype="fp16"), tmp_path / "out")
 
 

@@ -98,6 +98,9 @@ def test_the_newest_takes_the_place_of_what_has_not_begun(tmp_path: Path) -> Non
     bench.publish(bench.adapter(10, seed=1))
     bench.publish(bench.adapter(20, seed=2))
     assert [(m.step, m.state) for m in bench.merges.merges()] == [(10, "superseded"), (20, "wanted")]
+    bench.publish(bench.adapter(15, seed=3))
+    (last,) = [event for event in bench.store.events(name="team-run-1") if event["event"] == "not merged"]
+    assert (last["n"], "its run has a later checkpoint" in last["detail"]) == (3, True)
     bench.base()
     bench.merge_all()
     facts = committed(open_directory(str(tmp_path / "remote")), "team-run-1-merged-bf16", 1).facts
@@ -193,12 +196,13 @@ def test_a_result_that_fails_its_proof_is_set_apart(tmp_path: Path) -> None:
         errors.DiskFullError("no room", why="3 bytes are free"),
         errors.SourceChangedError("the base changed while it was merged"),
         errors.WeighbridgeError("the child process did not finish", why="it was ended by SIGKILL"),
+        errors.MemoryShortError("the work ran out of memory", why="3 bytes are free"),
     ],
 )
 def test_a_try_that_failed_for_a_passing_reason_is_followed_by_another(
     tmp_path: Path, error: errors.WeighbridgeError
 ) -> None:
-    """A full disk, a base that was being written, a killed child: the next try makes it, and each one is told."""
+    """A full disk or memory, a base that was being written, a killed child: the next try makes it, each one is told."""
     bench = MergeBench(tmp_path)
     bench.base()
     bench.publish(bench.adapter(5))
@@ -224,7 +228,7 @@ def test_a_merge_that_gets_nowhere_waits_for_somebody(tmp_path: Path) -> None:
         bench.round()
         (merge,) = bench.merges.merges()
         stage = Path(merge.stage or "")
-        error = errors.describe(errors.WeighbridgeError("out of memory", why="it needs more"))
+        error = errors.describe(errors.MemoryShortError("out of memory", why="it needs more"))
         told = json.loads((stage / batch.RESULT).read_bytes()) | {"result": None, "error": error}
         (stage / batch.RESULT).write_text(json.dumps(told))
         (stage / "journal.jsonl").unlink()
@@ -234,6 +238,7 @@ def test_a_merge_that_gets_nowhere_waits_for_somebody(tmp_path: Path) -> None:
     assert (merge.state, merge.tries) == ("blocked", 3)
     (told,) = problems(bench)
     assert "out of memory" in str(told["message"])
+    assert "MemoryMax" in str(told["fix"])
     assert "--retry team-run-1@v1" in str(told["fix"])
 
 

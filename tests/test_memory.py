@@ -12,7 +12,7 @@ GIB = 1 << 30
 def machine(root: Path, groups: str, free: int = 8 * GIB) -> Path:
     """Write what a kernel shows of its memory and of the groups of this process."""
     (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {free >> 10} kB\nHugetlb: 0 kB\n")
+    (root / "proc/meminfo").write_text(f"MemTotal: {16 << 20} kB\nMemAvailable: {free >> 10} kB\nHugetlb: 0 kB\n")
     (root / "proc/self/cgroup").write_text(groups)
     return root
 
@@ -39,9 +39,9 @@ def test_this_machine_has_memory() -> None:
 def test_without_a_limit_the_kernel_s_figure_counts(tmp_path: Path) -> None:
     """A group whose limit is `max`, or that is not there, changes nothing."""
     root = machine(tmp_path, "0::/user.slice\n")
-    assert available(root) == Room(8 * GIB, "MemAvailable")
+    assert available(root) == Room(8 * GIB, "MemAvailable", 16 * GIB)
     group(root / "sys/fs/cgroup/user.slice", "max", 5 * GIB, 0, NEW)
-    assert available(root) == Room(8 * GIB, "MemAvailable")
+    assert available(root) == Room(8 * GIB, "MemAvailable", 16 * GIB)
 
 
 def test_the_tightest_level_of_a_hierarchy_counts(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_tightest_level_of_a_hierarchy_counts(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/system.slice/job.scope\n")
     group(root / "sys/fs/cgroup/system.slice", str(6 * GIB), 5 * GIB, 2 * GIB, NEW)
     group(root / "sys/fs/cgroup/system.slice/job.scope", str(5 * GIB), GIB, 0, NEW)
-    assert available(root).free == 3 * GIB
+    assert (available(root).free, available(root).of) == (3 * GIB, 6 * GIB)
     assert "control group" in available(root).by
 
 

@@ -44,19 +44,30 @@ def test_the_same_command_runs_once_at_a_time(desk: Desk) -> None:
     assert list((desk.cache / "merge").iterdir()) == []
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_what_failed_is_kept_for_the_next_try(desk: Desk, *, dry_run: bool) -> None:
-    """A command that fails leaves its folder to the same command, a dry run leaves none."""
+@pytest.mark.parametrize(
+    ("error", "left", "dry_run", "kept"),
+    [
+        (errors.UnreachableError("away"), "fetched", False, True),
+        (errors.UnreachableError("away"), "fetched", True, False),
+        (errors.UsageError("no such name"), "fetched", False, False),
+        (errors.RefusedError("wrong base"), "fetched", False, False),
+        (errors.RefusedError("no licence"), "result", False, True),
+        (errors.UsageError("no such remote"), ".result.merge-0123456789ab", False, True),
+    ],
+)
+def test_what_the_same_command_can_go_on_from_is_kept(
+    desk: Desk, error: errors.WeighbridgeError, left: str, *, dry_run: bool, kept: bool
+) -> None:
+    """What was fetched stays after an error that passes, what was made after any; a dry run leaves nothing."""
 
     def fails() -> None:
         with sides.scratch(["a"], dry_run=dry_run) as made:
-            (made() / "fetched").touch()
-            raise errors.NotFoundError("nothing")
+            (made() / left).touch()
+            raise error
 
-    with pytest.raises(errors.NotFoundError):
+    with pytest.raises(type(error)):
         fails()
-    kept = [path.name for path in (desk.cache / "merge").glob("*/*")]
-    assert kept == ([] if dry_run else ["fetched"])
+    assert [path.name for path in (desk.cache / "merge").glob("*/*")] == ([left] if kept else [])
 
 
 def test_what_nobody_came_back_for_is_swept(desk: Desk) -> None:
@@ -86,6 +97,7 @@ def test_a_failed_publication_is_not_in_the_way_of_the_next(desk: Desk) -> None:
     assert result.stat().st_ino == before
     (desk.folder / "model" / "README.md").write_text(builders.card(None, "mit"))
     assert desk.ok(*words).out.strip() == "chat-fp32@v1"
+    assert "the same was published before" in desk.ok(*words).err
     assert list((desk.cache / "merge").iterdir()) == []
 
 

@@ -1,12 +1,15 @@
 """What Slurm says and what it means: over output of the real programs (22.05), and whatever else may come."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weighbridge.config.settings import SlurmSettings
-from weighbridge.daemon.executors import slurm_words
+from weighbridge.daemon.executors import slurm, slurm_words
 from weighbridge.daemon.executors.protocol import Absent, Gone, Live, Unknown, Work
+from weighbridge.daemon.executors.slurm import SlurmExecutor
 from weighbridge.registry import errors
 
 NAME = "wb-merge-0123456789abcdef-1"
@@ -165,11 +168,32 @@ def test_what_is_not_listed_was_never_submitted_or_is_forgotten() -> None:
         assert (found.do, found.fair) == ("again", False)
 
 
+@pytest.mark.parametrize(
+    ("line", "short"),
+    [
+        ("slurmstepd-vm: error: Exceeded job memory limit", True),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch.", True),
+        ("error: the work ran out of memory", True),
+        ("slurmstepd-vm: error: *** JOB 7 ON vm CANCELLED AT 2026-11-30T09:53:41 ***", False),
+    ],
+)
+def test_a_job_s_log_says_what_its_state_does_not(tmp_path: Path, line: str, *, short: bool) -> None:
+    """A job that Slurm ends for its memory is FAILED like any other: the last words of its own log stop the tries."""
+    work = Work(key="k-2", stage=str(tmp_path), memory=1)
+    (tmp_path / slurm.LOG.format("k-1")).write_text("slurmstepd: error: Exceeded job memory limit\n")
+    (tmp_path / slurm.LOG.format(work.key)).write_text(f"hello\n{line}\n\n")
+    gone = Gone("job 7 ended by signal 9", "again", "look at the job's log")
+    seen = SlurmExecutor(SETTINGS, {}, grace=0.0)._late(work, gone)
+    assert isinstance(seen, Gone)
+    assert (seen.do, line.rpartition("error: ")[2] in seen.why) == ("stop" if short else "again", True)
+    assert (seen.fix == "raise memory in [merge.slurm]") is short
+
+
 def test_a_try_is_submitted_under_its_key_and_with_what_is_set() -> None:
     """Name and comment carry the key; what is not set is left to the cluster."""
     bare = slurm_words.options(SlurmSettings(), WORK, name=NAME, log="/l", folder="/f")
     assert f"--job-name={NAME}" in bare
-    assert {"--requeue", "--dependency=singleton", "--cpus-per-task=2", "--mem=2048M"} <= set(bare)
+    assert {"--requeue", "--propagate=NONE", "--dependency=singleton", "--cpus-per-task=2", "--mem=2048M"} <= set(bare)
     assert not [word for word in bare if word.startswith(("--partition", "--account", "--qos", "--gres", "--time"))]
     full = SlurmSettings("gpu", "acme", "high", "gpu:1", 61.0, 8, 3 << 30)
     given_words = slurm_words.options(full, WORK, name=NAME, log="/l", folder="/f")

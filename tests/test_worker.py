@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from weighbridge.adapters import worker
-from weighbridge.registry.errors import RefusedError, WeighbridgeError
+from weighbridge.adapters import starved, worker
+from weighbridge.registry.errors import MemoryShortError, RefusedError, WeighbridgeError
 
 HERE = "weighbridge_testlib.worker_tasks"
 
@@ -57,10 +57,35 @@ def test_a_child_that_is_killed_is_told_as_such() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A task that asks for more than it may use fails alone and says so."""
-    with pytest.raises(WeighbridgeError) as caught:
+    """A task that asks for more than it may use fails alone and says so, with what is allowed and by what."""
+    with pytest.raises(MemoryShortError) as caught:
         worker.run(f"{HERE}:hoard", {"size": 1 << 30}, memory=256 << 20)
-    assert caught.value.what == "out of memory"
+    assert caught.value.what == "the work ran out of memory"
+    assert f"{256 << 20} bytes are allowed (ulimit -d)" in str(caught.value.why)
+    assert caught.value.data["allowed_bytes"] == 256 << 20
+
+
+@pytest.mark.parametrize(
+    ("task", "memory"),
+    [("OpenBLAS error: Memory allocation still failed after 10 retries, giving up.", True), ("KeyError: 'x'", False)],
+)
+def test_a_library_that_ends_for_want_of_memory_is_told_as_such(task: str, *, memory: bool) -> None:
+    """BLAS prints a sentence and ends the process: its words decide what the error is about."""
+    with pytest.raises(WeighbridgeError) as caught:
+        run("give_up", words=task)
+    assert isinstance(caught.value, MemoryShortError) is memory
+    assert task.rstrip(".") in str(caught.value.why)
+
+
+def test_what_the_kernel_ends_for_memory_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL means memory where the kernel's count has grown meanwhile, else it is a signal from somebody."""
+    (tmp_path / "vmstat").write_text("nr_free_pages 7\noom_kill 41\noom_kill_other 9\n")
+    assert (starved.kills(tmp_path / "vmstat"), starved.kills(tmp_path / "none")) == (41, 0)
+    counts = iter([41, 42])
+    monkeypatch.setattr(starved, "kills", lambda: next(counts))
+    with pytest.raises(MemoryShortError) as caught:
+        run("die")
+    assert caught.value.data["free_bytes"] > 0
 
 
 def test_secrets_of_the_parent_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:

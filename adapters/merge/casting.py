@@ -49,8 +49,9 @@ def look(folder: Path, *, dtype: str, keep: Sequence[str] = ()) -> Look:
     able = [one for one in able if one.relative == "."] or able
     if len(able) != 1:
         told = [f for f in seen.findings if f.severity == "block" or findings.CODES[f.code].waits]
-        what = seen.artifact or "nothing known"
-        return _answer(None, {}, told or [_impossible(f"{seen.path} holds {what}, and no one model", None)])
+        return _answer(
+            None, {}, told or [_no_model(Path(seen.path), seen.artifact, [one.kind for one in seen.artifacts])]
+        )
     judged = able[0]
     facts: dict[str, Any] = {name: judged.facts[name] for name in _FACTS if name in judged.facts}
     found = [f for f in judged.findings if f.severity == "block" or findings.CODES[f.code].waits]
@@ -157,6 +158,13 @@ def _refusals(model: Base) -> list[Finding]:
     if odd:
         return [_impossible(f"{some(odd)} are stored as {model.places[odd[0]].dtype}, numbers with scales beside them")]
     return []
+
+
+def _no_model(folder: Path, artifact: str | None, kinds: Sequence[str | None]) -> Finding:
+    """Return the refusal of a folder that is no one model; one that was fetched is known by its last name alone."""
+    name = shown(folder.resolve().name)
+    fix = "merge it into its base, which casts as well: registry merge ... --dtype" if kinds == ["adapter"] else None
+    return _impossible(f"{name} holds {artifact or 'nothing known'}, and no one model", fix)
 
 
 def _impossible(message: str, fix: str | None = "cast a model in safetensors, of 16, 32 or 64 bits") -> Finding:

@@ -33,6 +33,7 @@ OUT: Final = "out"
 """Where the child writes inside the staging folder; gone once the result was published or set apart."""
 
 PLAN: Final = "plan.msgpack"
+BUNDLE: Final = "bundle.msgpack"
 JOURNAL: Final = "journal.jsonl"
 _COMPUTED: Final = "computed.msgpack"
 """The plan once its computed tensors have their values; the one before stays for whoever begins again."""
@@ -163,7 +164,7 @@ def begun(ready: Ready, workers: int | None, outside: Outside | None = None, dev
     with speaking(f"{ready.stage} cannot be written"):
         # The same bytes whoever writes them: a child that reads them meanwhile must not find half of them.
         _replace(ready.stage / PLAN, msgspec.msgpack.encode(ready.plan))
-        _replace(ready.stage / "bundle.msgpack", msgspec.msgpack.encode(ready.bundle))
+        _replace(ready.stage / BUNDLE, msgspec.msgpack.encode(ready.bundle))
     stream = _MEMORY + 4 * sum(source.size for source in ready.plan.sources[ready.plan.base_files :])
     return Begun(
         stage=str(ready.stage),
@@ -214,7 +215,10 @@ def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, An
         with speaking("a GPU cannot be held against other merges"):
             locks = reach.locks()
         request, policy = request | {"locks": str(locks)}, reach.with_gpu(policy, locks, os.environ)
-    ended = worker.jailed(TASK, request, policy, progress=progress)
+    try:
+        ended = worker.jailed(TASK, request, policy, progress=progress)
+    except errors.DiskFullError as error:
+        raise _filled(begun, error) from error
     result = ended.result | {"jail": ended.held._asdict()}
     if computed is not None:
         result |= {
@@ -224,6 +228,25 @@ def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, An
         }
         result["fidelity"]["tensors_unchanged"] += computed.still
     return result
+
+
+def _filled(begun: Begun, error: errors.DiskFullError) -> errors.DiskFullError:
+    """Return the error of a disk that filled up meanwhile with the figures of now: what is missing, what is free."""
+    stage = Path(begun.stage)
+    bundle = msgspec.msgpack.decode((stage / BUNDLE).read_bytes(), type=Bundle)
+    missing, free = needed(_plan_of(stage), bundle) - _taken(stage), free_bytes(stage)
+    return errors.DiskFullError(
+        error.what,
+        why=f"{error.why}; {missing} bytes are missing in {stage.parent}, {free} are free",
+        fix=f"{error.fix}; finished files are kept",
+        needed_bytes=missing,
+        free_bytes=free,
+    )
+
+
+def _taken(stage: Path) -> int:
+    """Return the bytes that what was written takes on the disk."""
+    return sum(f.stat().st_blocks * 512 for f in (stage / OUT).rglob("*") if f.is_file())
 
 
 def _plan_of(stage: Path) -> Plan:
@@ -290,7 +313,8 @@ def allowed(look: Look) -> tuple[Plan, Bundle]:
     blocks = [f for f in look.findings if f.severity == "block" and not findings.CODES[f.code].waits]
     waits = [f for f in look.findings if findings.CODES[f.code].waits]
     if blocks:
-        raise errors.RefusedError("this merge is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks)
+        what = "merge" if look.adapters else "cast"
+        raise errors.RefusedError(f"this {what} is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks)
     if waits:
         raise errors.NotFinishedError(
             "a folder is not finished", why=waits[0].message, fix=waits[0].fix, findings=waits
@@ -373,10 +397,7 @@ def needed(plan: Plan, bundle: Bundle) -> int:
 def _room(ready: Ready) -> None:
     """Raise DiskFullError where the result does not fit beside what is there."""
     parent, stage = ready.target.parent, ready.stage
-    have = 0
-    if (stage / OUT).is_dir():
-        have = sum(f.stat().st_blocks * 512 for f in (stage / OUT).rglob("*") if f.is_file())
-    need = needed(ready.plan, ready.bundle) - have
+    need = needed(ready.plan, ready.bundle) - _taken(stage)
     free = free_bytes(parent)
     if free < need:
         raise errors.DiskFullError(

@@ -15,6 +15,7 @@ from weighbridge.daemon.executors.protocol import Absent, Gone, Live, Seen, Work
 from weighbridge.registry import errors
 
 HANDLE: Final = "here"
+MORE: Final = "give the daemon more memory (MemoryMax of its unit), or make merges elsewhere (executor in [merge])"
 _AGAIN: Final = 0.2
 """Seconds between two tries to take hold of a staging folder that another process holds."""
 
@@ -66,6 +67,10 @@ class LocalExecutor:
         if why is not None:
             return Gone(why, "again")
         return Absent()
+
+    def starved(self, why: str) -> Gone:
+        """Try again: what took the memory may be gone by then."""
+        return Gone(why, "again", MORE)
 
     def cancel(self, work: Work) -> None:
         """End a try at its next word of progress; an answer that came before stands."""

@@ -82,6 +82,10 @@ class Executor(Protocol):
         """Return how a try stands; nothing is raised."""
         ...
 
+    def starved(self, why: str) -> Gone:
+        """Return what a try that got no more memory means, and what gives it more."""
+        ...
+
     def cancel(self, work: Work) -> None:
         """End a try. Raises UnreachableError when it cannot be told to."""
         ...

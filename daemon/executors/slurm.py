@@ -19,7 +19,9 @@ from weighbridge.daemon.executors import slurm_words
 from weighbridge.daemon.executors.protocol import Gone, Seen, Unknown, Work
 from weighbridge.registry import errors
 
-LOG: Final = "slurm.log"
+LOG: Final = "slurm-{}.log"
+"""What a job of a try prints, in its staging folder; tries have each their own, as the last words of one count."""
+
 GRACE: Final = 30.0
 """Seconds for which a job that is over may still leave its result: network file systems show files late."""
 
@@ -27,6 +29,7 @@ _PASSED: Final = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "SL
 _PYTHON: Final = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 _PATIENCE: Final = 30.0
 _TAIL: Final = 4096
+_LINES: Final = 8
 
 
 class SlurmExecutor:
@@ -59,9 +62,7 @@ class SlurmExecutor:
         """
         python = [sys.executable, "-m", "weighbridge.adapters.merge.batch", work.stage]
         script = f"#!/bin/sh\nexec {shlex.join(python)}\n"
-        given = slurm_words.options(
-            self._settings, work, name=name(work), log=str(Path(work.stage) / LOG), folder=work.stage
-        )
+        given = slurm_words.options(self._settings, work, name=name(work), log=str(_log(work)), folder=work.stage)
         done = self._run("sbatch", *given, script=script)
         found = slurm_words.number(done.stdout) if done.returncode == 0 else None
         if found is not None:
@@ -86,6 +87,10 @@ class SlurmExecutor:
         seen = slurm_words.judge(found, work, self._settings, began=began, code=code)
         return self._late(work, seen) if isinstance(seen, Gone) else seen
 
+    def starved(self, why: str) -> Gone:
+        """Stop: the job would get the same memory again."""
+        return Gone(why, "stop", slurm_words.MEMORY)
+
     def cancel(self, work: Work) -> None:
         """End every job of a try. Raises UnreachableError when Slurm cannot be told to."""
         done = self._run("scancel", f"--name={name(work)}", f"--user={os.geteuid()}")
@@ -101,8 +106,12 @@ class SlurmExecutor:
             if time.monotonic() - since < self._grace:
                 return Unknown(f"{seen.why} so far", None)
         self._over.pop(work.key, None)
-        said = _last_line(Path(work.stage) / LOG)
-        return seen._replace(why=f"{seen.why}; its log ends with: {said}") if said and not seen.fair else seen
+        said = [] if seen.fair else _last_lines(_log(work))
+        if not said:
+            return seen
+        seen = seen._replace(why=f"{seen.why}; its log ends with: {slurm_words.words(said[-1])}")
+        short = seen.do == "again" and any(slurm_words.short_of_memory(line) for line in said)
+        return self.starved(seen.why) if short else seen
 
     def _code(self, number: str) -> tuple[int, int] | None:
         try:
@@ -134,12 +143,17 @@ def name(work: Work) -> str:
     return f"wb-merge-{work.key}"
 
 
-def _last_line(path: Path) -> str:
+def _log(work: Work) -> Path:
+    return Path(work.stage) / LOG.format(work.key)
+
+
+def _last_lines(path: Path) -> list[str]:
+    """Return the last lines of a job's log, without empty ones."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(0, stream.tell() - _TAIL))
             lines = stream.read().decode("utf-8", "replace").split("\n")
     except OSError:
-        return ""
-    return next((slurm_words.words(line) for line in reversed(lines) if line.strip()), "")
+        return []
+    return [line for line in lines if line.strip()][-_LINES:]

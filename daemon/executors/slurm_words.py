@@ -17,6 +17,8 @@ from weighbridge.registry.refs import shown
 FORMAT: Final = "%i|%T|%r|%N|%j"
 """Number, state, reason, nodes and name of a job; the name comes last, as only it may hold a bar."""
 
+MEMORY: Final = "raise memory in [merge.slurm]"
+
 WAITS: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
                           "SPECIAL_EXIT"})  # fmt: skip
 RUNS: Final = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT",
@@ -58,6 +60,10 @@ _AWAY: Final = (
     "unexpected message", "resource temporarily", "slurm_persist", "dns", "resolve", "host name",
 )  # fmt: skip
 """Words of messages that say nothing of a job: the controller is away or cannot be talked to."""
+
+_MEMORY: Final = ("exceeded memory limit", "exceeded job memory limit", "exceeded step memory limit", "oom-kill",
+                  "oom_kill", "out of memory")  # fmt: skip
+"""What slurmstepd and the work itself write into a job's log when the memory did not suffice."""
 
 _REFUSED: Final = (
     ("partition", "partition"), ("account", "account"), ("qos", "qos"), ("generic resource", "gres"), ("gres", "gres"),
@@ -113,6 +119,14 @@ def unknown_job(said: str) -> bool:
     return "invalid job id" in said.casefold()
 
 
+def short_of_memory(line: str) -> bool:
+    """Tell whether a line of a job's log says that it was ended for its memory.
+
+    Where Slurm watches memory itself (OverMemoryKill) the state of such a job is FAILED; only its log says why.
+    """
+    return any(word in line.casefold() for word in _MEMORY)
+
+
 def words(said: str) -> str:
     """Return what a command of Slurm said, in one line that can be shown."""
     lines = [line.partition("error: ")[2] or line for line in said.splitlines() if line.strip()]
@@ -140,7 +154,7 @@ def seen(job: Job, settings: SlurmSettings, code: tuple[int, int] | None = None)
             limit = "the partition's limit" if settings.time is None else f"{minutes(settings.time)} minutes"
             return Gone(f"{what} reached its time limit ({limit})", "again", "raise time in [merge.slurm]")
         case "OUT_OF_MEMORY":
-            return Gone(f"{what} ran out of memory", "stop", "raise memory in [merge.slurm]")
+            return Gone(f"{what} ran out of memory", "stop", MEMORY)
         case "COMPLETED":
             return Gone(f"{what} ended and left no result", "again", "see that the nodes write to [merge] scratch")
     if job.reason == "BadConstraints":
@@ -209,7 +223,13 @@ def options(settings: SlurmSettings, work: Work, *, name: str, log: str, folder:
         "gres": settings.gres,
         "time": None if settings.time is None else str(minutes(settings.time)),
     }
-    return ["--parsable", "--requeue", *(f"--{key}={value}" for key, value in given.items() if value is not None)]
+    # Limits of the daemon's own process are not those of a job.
+    return [
+        "--parsable",
+        "--requeue",
+        "--propagate=NONE",
+        *(f"--{key}={value}" for key, value in given.items() if value is not None),
+    ]
 
 
 def away_or(said: str, else_why: str) -> Unknown:

@@ -142,4 +142,5 @@ def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out
         f"{proof['elements_cast']} elements exactly, {proof['elements_to_zero']} to zero; "
         f"{proof['tensors_copied']} copied byte for byte"
     )
+    sides.say_version(receipt, out)
     out.say(ref or done.path)

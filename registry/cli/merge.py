@@ -209,6 +209,7 @@ def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out
             f"on fixed inputs {seen_apart['error']:.3g} away from base and adapter together, the base "
             f"{seen_apart['distance']:.3g}"
         )
+    sides.say_version(receipt, out)
     out.say(ref or done.path)
 
 

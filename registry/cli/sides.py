@@ -17,7 +17,7 @@ from weighbridge.registry import disk
 from weighbridge.registry.cli import context, fresh
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, UsageError, WeighbridgeError
+from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admission import Admission
@@ -30,6 +30,9 @@ from weighbridge.registry.types import BaseFacts, Facts, Owner, Provenance, Rece
 
 KEPT: Final = 2 * 86_400.0
 """Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
+
+
+RESULT: Final = "result"
 
 
 class Side(NamedTuple):
@@ -71,8 +74,8 @@ def apart(target: Path | None, *sources: Side) -> None:
 def scratch(words: Sequence[str], *, dry_run: bool) -> Iterator[Callable[[], Path]]:
     """Yield what makes the folder of one command, named after its words, and holds it against its like.
 
-    It stays where the command failed, for the next try; one that nobody came back for goes when another command needs
-    one. A dry run has a folder of its own, and leaves none. Raises ConflictError while the same command runs.
+    It stays where the command failed and can go on from there; one that nobody came back for goes when another command
+    needs one. A dry run has a folder of its own, and leaves none. Raises ConflictError while the same command runs.
     """
     named = sha256_bytes("\0".join([_here(), *words]).encode("utf-8", "surrogateescape"))[:16]
     folders = Path(cache_dir(os.environ), "merge")
@@ -92,12 +95,18 @@ def scratch(words: Sequence[str], *, dry_run: bool) -> Iterator[Callable[[], Pat
         made: list[Path] = []
         try:
             yield make
-        except BaseException:
-            if dry_run and made:
+        except BaseException as error:
+            if made and (dry_run or not _worth(folder, error)):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         if made:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _worth(folder: Path, error: BaseException) -> bool:
+    """Tell whether the same command could go on from what lies there: what is wrong with it will stay wrong."""
+    begun = any(path.name == RESULT or path.name.startswith(f".{RESULT}.") for path in folder.iterdir())
+    return begun or not isinstance(error, UsageError | NotFoundError | IntegrityError)
 
 
 def _here() -> str:
@@ -113,7 +122,7 @@ def result(folder: Path, seen: Look, record: str) -> Path:
 
     Raises what `staging.make_way` raises.
     """
-    goal = folder / "result"
+    goal = folder / RESULT
     make_way(seen, goal, record)
     return goal
 
@@ -188,6 +197,12 @@ def publish_made(
     finally:
         opened.close()
     return receipt
+
+
+def say_version(receipt: Receipt | None, out: Output) -> None:
+    """Say where a result came to be no new version."""
+    if receipt is not None and receipt.joined:
+        out.talk("the same was published before, under this number")
 
 
 def told(done: Merged, receipt: Receipt | None, seconds: float) -> dict[str, Any]:

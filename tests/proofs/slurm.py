@@ -2,21 +2,22 @@
 
     python tests/proofs/slurm.py [CASE ...] [--quick]
 
-A cluster of one node is started by tests/lib (root, Debian's slurmctld, slurmd, slurm-client and munge; installed where
-that needs nobody's leave); each case is a daemon with a yard of its own. A job is held by stopping its process, so that
-something can happen while it runs. The time limit takes over a minute, as Slurm counts minutes; --quick leaves the slow
-cases out. Prints SKIPPED with the reason where the scheduler cannot run.
+A cluster of one node, for one case of two, is started by tests/lib (root, Debian's slurmctld, slurmd, slurm-client and
+munge; installed where that needs nobody's leave); each case is a daemon with a yard of its own. A job is held by
+stopping its process, so that something can happen while it runs. The time limit takes over a minute, as Slurm counts
+minutes; --quick leaves the slow cases out. Prints SKIPPED with the reason where the scheduler cannot run.
 """
 
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -390,10 +391,112 @@ def limit(stand: Stand) -> None:
         expect(stand.events().count("merge begun") == 2, stand.events())
 
 
+def settings(stand: Stand) -> None:
+    """Partition, account, time, cpus, memory and gres reach Slurm as they are given."""
+    stand.configure(partition="main", account="team-7", time="90m", gres="gpu:1", cpus=2, memory="325 MB")
+    with stand.yard.daemon():
+        stand.adapter()
+        held = stand.hold()
+        job = stand.until_state("running")["job"]
+        told = dict(w.split("=", 1) for w in stand.slurm.ask("scontrol", "-o", "show", "job", job).stdout.split()
+                    if "=" in w)  # fmt: skip
+        given = {"Partition": "main", "Account": "team-7", "TimeLimit": "01:30:00", "TresPerNode": "gres:gpu:1",
+                 "CPUs/Task": "2", "MinMemoryNode": "310M", "Requeue": "1"}  # fmt: skip
+        expect({key: told.get(key) for key in given} == given, told)
+        expect(b"SLURM_JOB_GPUS=0" in Path(f"/proc/{held}/environ").read_bytes(), "no GPU was given")
+        os.kill(held, signal.SIGCONT)
+        stand.until_published()
+
+
+def lost(stand: Stand) -> None:
+    """An sbatch that was carried out and whose answer was lost is found by its name: there is no second job."""
+    script = stand.yard.folder / "bin" / "sbatch"
+    script.parent.mkdir()
+    script.write_text(
+        f'#!/bin/sh\n[ -e {script}.lost ] && exec {shutil.which("sbatch")} "$@"\ntouch {script}.lost\n'
+        f'{shutil.which("sbatch")} "$@" >/dev/null\necho \'sbatch: error: Batch job submission failed: '
+        "Socket timed out on send/recv operation' >&2\nexit 1\n"
+    )
+    script.chmod(0o755)
+    stand.yard.env["PATH"] = f"{script.parent}:{stand.yard.env['PATH']}"
+    before = set(stand.slurm.jobs())
+    with stand.yard.daemon():
+        stand.adapter()
+        until(lambda: "timed out" in stand.problem(), 30, "the lost answer")
+        stand.command("--retry", REF)
+        stand.until_published()
+        expect(len(set(stand.slurm.jobs()) - before) == 1, stand.slurm.jobs())
+        expect(stand.events().count("merge begun") == 1, stand.events())
+
+
+def overrun(stand: Stand) -> None:
+    """A job that Slurm ends for its memory blocks the merge with the setting to raise; raised, it is made."""
+    stand.configure(memory="20 MB")
+    with stand.yard.daemon() as process:
+        stand.adapter()
+        stand.until_state("blocked", 60)
+        told = stand.problem()
+        expect("exceeded memory limit" in told, told)
+        expect("raise memory in [merge.slurm]; then: registryd merges --retry" in told, told)
+        stand.configure()
+        process.send_signal(signal.SIGHUP)
+        time.sleep(1)
+        stand.command("--retry", REF)
+        stand.until_published()
+
+
+def starved(stand: Stand) -> None:
+    """A job whose child the kernel ends for memory tells so itself, with figures; nothing is published."""
+    group = Path(f"/sys/fs/cgroup/memory/wb-starved-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        print(f"slurm: starved    SKIPPED, no memory group can be made here: {error}", flush=True)
+        return
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(56 << 20))
+        with stand.yard.daemon():
+            stand.adapter()
+            held = stand.hold()
+            (group / "cgroup.procs").write_text(str(held))
+            os.kill(held, signal.SIGCONT)
+            stand.until_state("blocked", 60)
+            told = stand.problem()
+            expect("the work ran out of memory" in told, told)
+            expect(f"of {56 << 20} bytes are free now" in told, told)
+            expect("raise memory in [merge.slurm]; then: registryd merges --retry" in told, told)
+            committed = stand.yard.check(closed=False)["committed"]
+            expect(committed == [REF], committed)
+            stand.command("--retry", REF)
+            stand.until_published()
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text(), 20, "the group to be empty")
+        group.rmdir()
+
+
+def nodes(stand: Stand) -> None:
+    """Where a node fails with everything on it, the merge goes on on another one that sees the same folder."""
+    with stand.yard.daemon():
+        stand.adapter()
+        held = stand.hold()
+        told = stand.until_state("running")
+        first = told["reason"].rpartition(" on ")[2]
+        stand.slurm.lose(first, held)
+        until(lambda: stand.merge().get("reason", "").endswith(tuple(set(stand.slurm.nodes) - {first}))
+              or stand.merge().get("state") in {"publishing", "merged", None}, 60, "another node")  # fmt: skip
+        stand.until_published(60)
+        expect(stand.events().count("merge begun") == 1, stand.events())
+        told = stand.slurm.ask("scontrol", "-o", "show", "job", told["job"]).stdout
+        expect("Restarts=1" in told and f"NodeList={first} " not in told, told)
+
+
 CASES: tuple[Callable[[Stand], None], ...] = (
     success, cancel, controller, restart, unrecorded, forgotten, passage, requeue, refused, absent, away, preempt, node,
-    killed, limit,
+    settings, lost, overrun, starved, nodes, killed, limit,
 )  # fmt: skip
+SEVERAL = frozenset({"nodes"})
+"""Cases on a cluster of two nodes."""
+
 QUICK = 4
 """How many of the cases a quick run takes."""
 
@@ -427,9 +530,14 @@ def main() -> int:
     wanted = [names[name] for name in given.cases] or list(CASES[: QUICK if given.quick else None])
     wrong = 0
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="wb-slurm-") as folder, slurm.cluster(Path(folder) / "slurm") as cluster:
-        print(f"slurm: the cluster is up after {time.monotonic() - begun:.1f} s", flush=True)
+    with tempfile.TemporaryDirectory(prefix="wb-slurm-") as folder, ExitStack() as stack:
+        clusters: dict[int, Cluster] = {}
         for case in wanted:
+            count = 2 if case.__name__ in SEVERAL else 1
+            if count not in clusters:
+                clusters[count] = stack.enter_context(slurm.cluster(Path(folder) / f"slurm-{count}", nodes=count))
+                print(f"slurm: nodes: {count}; up {time.monotonic() - begun:.1f} s after the start", flush=True)
+            cluster = clusters[count]
             started = time.monotonic()
             try:
                 with stood(Path(folder) / case.__name__, cluster) as stand:
@@ -439,6 +547,7 @@ def main() -> int:
                 wrong += 1
                 said = [cluster.ask(*words).stdout for words in (("squeue", "--states=all"), ("sinfo", "-R"))]
                 verdict = f"WRONG: {error}\n{stand.yard.log_tail(1500)}\n{''.join(said)}"
+            cluster.ask("scancel", "--user=0")  # what a case left would hold up the next one
             print(f"slurm: {case.__name__:<10} {time.monotonic() - started:5.1f} s  {verdict}", flush=True)
     print(f"slurm: {len(wanted)} cases, {wrong} wrong, {time.monotonic() - begun:.0f} s", flush=True)
     return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""The real Slurm on one node, as root, without systemd, cgroups or a database: slurmctld, slurmd and munged of our own.
+"""The real Slurm on one machine, as root, without systemd, cgroups or a database: slurmctld, slurmd, munged of our own.
 
     with cluster(folder) as slurm:
         env = slurm.env          SLURM_CONF; sbatch, squeue, scontrol and scancel are the real ones
@@ -21,28 +21,32 @@ from typing import Final
 
 PROGRAMS: Final = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel")
 PACKAGES: Final = ("slurmctld", "slurmd", "slurm-client", "munge")
+_NODE: Final = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory={memory} Gres=gpu:1 "
+    "State=UNKNOWN"
+)
 _SBIN: Final = "/usr/sbin:/sbin"
 
 _CONF: Final = """\
 ClusterName=yard
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld_port}
-SlurmdPort={d_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={base}/munge.socket,cred_expire=5
 StateSaveLocation={base}/state
-SlurmdSpoolDir={base}/spool
+SlurmdSpoolDir={base}/spool/%n
 SlurmctldPidFile={base}/slurmctld.pid
-SlurmdPidFile={base}/slurmd.pid
+SlurmdPidFile={base}/slurmd-%n.pid
 SlurmctldLogFile={base}/log/slurmctld.log
-SlurmdLogFile={base}/log/slurmd.log
+SlurmdLogFile={base}/log/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=1
+JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -59,9 +63,9 @@ MessageTimeout=3
 SlurmctldTimeout=30
 SlurmdTimeout=30
 GresTypes=gpu
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory} Gres=gpu:1 State=UNKNOWN
-PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=256 PriorityTier=1
-PartitionName=urgent Nodes={host} MaxTime=INFINITE State=UP DefMemPerCPU=256 PriorityTier=9
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=256 PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP DefMemPerCPU=256 PriorityTier=9
 """
 
 
@@ -91,14 +95,17 @@ def unavailable() -> str | None:
 
 
 class Cluster:
-    """A running cluster of one node; its programs are ended by their process ids, never by name."""
+    """A running cluster; its programs are ended by their process ids, never by name.
 
-    def __init__(self, base: Path, *, min_job_age: int = 300) -> None:
+    One node bears the machine's name; several are a, b, ... with a slurmd each.
+    """
+
+    def __init__(self, base: Path, *, nodes: int = 1) -> None:
         self.base = base
         self.conf = base / "slurm.conf"
         self.host = socket.gethostname().partition(".")[0]
         self.env = {"SLURM_CONF": str(self.conf)}
-        self._min_job_age = min_job_age
+        self.nodes = [self.host] if nodes == 1 else [f"{self.host}-{'abcdef'[number]}" for number in range(nodes)]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -107,14 +114,16 @@ class Cluster:
             (self.base / name).mkdir(parents=True, exist_ok=True)
         self.base.chmod(0o755)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1 << 20) - 1024
-        ports = _free_ports(2)
+        ports = _free_ports(1 + len(self.nodes))
+        each = {"host": self.host, "cpus": os.cpu_count() or 1, "memory": memory // len(self.nodes)}
+        lines = [_NODE.format(name=name, port=port, **each) for name, port in zip(self.nodes, ports[1:], strict=True)]
         self.conf.write_text(
             _CONF.format(
-                base=self.base, host=self.host, ctld_port=ports[0], d_port=ports[1], memory=memory,
-                cpus=os.cpu_count() or 1, min_job_age=self._min_job_age,
+                base=self.base, host=self.host, ctld_port=ports[0], nodes="\n".join(lines), min_job_age=300
             )
         )  # fmt: skip
-        (self.base / "gres.conf").write_text(f"NodeName={self.host} Name=gpu File=/dev/null\n")
+        devices = [f"NodeName={name} Name=gpu File=/dev/null\n" for name in self.nodes]
+        (self.base / "gres.conf").write_text("".join(devices))
         key = self.base / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
@@ -125,8 +134,21 @@ class Cluster:
         )  # fmt: skip
         self._await((self.base / "munge.socket").exists, "munged")
         self.start_controller()
-        self._run("slurmd", "-D", "-f", str(self.conf), "-N", self.host)
-        self._await(lambda: "idle" in self.ask("sinfo", "-h", "-o", "%T").stdout, "an idle node")
+        for node in self.nodes:
+            self._run("slurmd", "-D", "-f", str(self.conf), "-N", node, key=node)
+        idle = ["idle"] * len(self.nodes)
+        self._await(
+            lambda: self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").stdout.split() == idle, "idle nodes"
+        )
+
+    def lose(self, node: str, process: int) -> None:
+        """Let a node fail: its slurmd, a job's process there and who watches over that end at once, without a word."""
+        self._end(node, signal.SIGKILL)
+        watcher = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        for one in (watcher, process):
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def start_controller(self) -> None:
         """Start slurmctld, again perhaps."""
@@ -149,7 +171,7 @@ class Cluster:
         with suppress(subprocess.TimeoutExpired):
             self.ask("scancel", "--user=0", timeout=5)
         time.sleep(0.2)
-        for name in ("slurmd", "slurmctld", "munged"):
+        for name in (*self.nodes, "slurmctld", "munged"):
             self._end(name, signal.SIGTERM)
 
     def ask(self, *command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
@@ -168,11 +190,11 @@ class Cluster:
         lines = self.ask("squeue", "-h", "-t", "all", "-o", "%i %T").stdout.splitlines()
         return {number: state for number, _, state in (line.partition(" ") for line in lines)}
 
-    def _run(self, name: str, *options: str) -> None:
+    def _run(self, name: str, *options: str, key: str | None = None) -> None:
         program = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
         assert program is not None
         with (self.base / "log" / f"{name}.out").open("ab") as stream:
-            self._processes[name] = subprocess.Popen(
+            self._processes[key or name] = subprocess.Popen(
                 [program, *options], env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, stdout=stream,
                 stderr=stream, start_new_session=True,
             )  # fmt: skip
@@ -210,9 +232,9 @@ def batch_process(folder: Path) -> int | None:
 
 
 @contextmanager
-def cluster(base: Path, *, min_job_age: int = 300) -> Iterator[Cluster]:
+def cluster(base: Path, *, nodes: int = 1) -> Iterator[Cluster]:
     """Run a cluster for as long as the block lasts."""
-    made = Cluster(base, min_job_age=min_job_age)
+    made = Cluster(base, nodes=nodes)
     try:
         made.start()
         yield made
