@@ -25,7 +25,7 @@ from weighbridge.registry.flow import snapshot
 from weighbridge.registry.flow.collect import clear, collect
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.stage import Bundle
-from weighbridge.registry.flow.verify import verify_version
+from weighbridge.registry.flow.verify import Reading, verify_version
 from weighbridge.registry.types import Finding
 
 LEFTOVER_AFTER: Final = 2 * 86_400.0
@@ -38,7 +38,7 @@ FORGOTTEN_AFTER: Final = 30 * 86_400.0
 """Seconds after which a job that ended without a version is forgotten."""
 
 VERIFY_AGAIN_AFTER: Final = 7 * 86_400.0
-"""Seconds after which a published version is read again."""
+"""Seconds after which a published version is looked at again."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Upkeep:
                 self._homes.watched(name, self._homes.get(name).sync)
 
     def verify(self) -> None:
-        """Read the version again that was looked at the longest ago, and tell what is wrong with it."""
+        """Look again at the version that was looked at the longest ago, and tell what is wrong with it."""
         looked = {(row["home"], row["name"], row["n"]): row["at"] for row in self._store.verifications()}
         done = {(made.home, made.name, made.n): made.at for made in self._store.made()}
         waiting = sorted((looked.get(key, at), key) for key, at in done.items())
@@ -75,9 +75,15 @@ class Upkeep:
                     self._store.event("damaged", name=name, n=n, detail=finding.message)
 
     def _look_at(self, home: str, name: str, n: int) -> list[Finding]:
-        """Return what is wrong with a version that was published; nothing is wrong with one that was taken back."""
+        """Return what is wrong with a version that was published; nothing is wrong with one that was taken back.
+
+        In a folder every byte is read. A server has its own checksums, and to read all it holds again would cost the
+        trainer's line, and money.
+        """
+        remote = self._homes.get(home).remote
         try:
-            return verify_version(self._homes.get(home).remote, name, n).findings
+            reading: Reading = "all" if remote.properties.hashes_stored else "nothing"
+            return verify_version(remote, name, n, reading=reading).findings
         except WithdrawnError:
             return []
         except NotFoundError as error:

@@ -12,6 +12,9 @@ from weighbridge.daemon import upkeep
 from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.registry import layout
 from weighbridge.registry.flow.withdraw import withdraw
+from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.remotes.protocol import Chunk, Properties, Remote, Stat
+from weighbridge.registry.remotes.wrappers import Wrapper
 from weighbridge_testlib.bench import Bench
 from weighbridge_testlib.builders import lora_adapter, run_root
 
@@ -49,6 +52,47 @@ def test_every_version_is_read_again_whatever_became_of_it(bench: Bench, monkeyp
     for _ in range(3):
         keeper(bench).verify()
     assert looked_at(bench) == {1: [], 2: ["manifest-damaged"], 3: []}
+
+
+class Far(Wrapper):
+    """A server behind a network that has a checksum of each file; `read_whole` holds the files that were fetched."""
+
+    def __init__(self, inner: Remote) -> None:
+        super().__init__(inner)
+        self.read_whole: list[str] = []
+
+    @property
+    def properties(self) -> Properties:
+        """What a server promises."""
+        return self.inner.properties._replace(hashes_stored=False, server_sha256=True)
+
+    def stat(self, key: str) -> Stat:
+        """Return what the server knows."""
+        found = self.inner.stat(key)
+        return found._replace(sha256=sha256_bytes(self.inner.read(key)))
+
+    def fetch(self, key: str, offset: int = 0) -> Iterator[Chunk]:
+        """Yield the bytes, and note it."""
+        self.read_whole.append(key)
+        yield from self.inner.fetch(key, offset)
+
+
+def test_behind_a_network_the_checksums_are_looked_at(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a server holds is fetched once a week only to look at it; what it tells of damage is found."""
+    monkeypatch.setattr(upkeep, "VERIFY_AGAIN_AFTER", 0.0)
+    run_root(bench.runs / "team/run", steps=(1, 2), result=False)
+    bench.settle()
+    bench.work()
+    home = bench.homes.get("team")
+    home.remote = far = Far(home.remote)
+    weights = layout.version("team-run", 2, "adapter_model.safetensors")
+    body = bytearray(far.read(weights))
+    body[-1] ^= 1
+    far.delete(weights)
+    far.create(weights, bytes(body))
+    for _ in range(2):
+        keeper(bench).verify()
+    assert (looked_at(bench), far.read_whole) == ({1: [], 2: ["file-damaged"]}, [])
 
 
 def test_a_stage_that_a_job_waits_with_is_never_swept(bench: Bench) -> None:
