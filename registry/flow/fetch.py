@@ -31,8 +31,8 @@ _SYNC: Final = 8 << 20
 _WRITE: Final = 256 << 10
 """Bytes written at once.
 
-Larger writes take larger pieces of memory, which the kernel has rarely used before. In a virtual machine, whose host must
-find that memory first, copying into it was seen to take three times as long.
+Larger writes take larger pieces of memory, which the kernel has rarely used before. In a virtual machine, whose host
+must find that memory first, copying into it was seen to take three times as long.
 """
 _READ: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
