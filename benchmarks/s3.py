@@ -25,6 +25,7 @@ from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.flow.sources import SourceFile
+from weighbridge.registry.hashing import sha256_file
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import measure, seaweed
 from weighbridge_testlib.publishing import OWNER
@@ -83,6 +84,10 @@ def boto3_pull(endpoint: str, prefix: str, folder: Path) -> None:
         client.download_file(BUCKET, entry["Key"], str(folder / entry["Key"].rpartition("/")[2]))
 
 
+PASSES: Final = {"ours-publish": 3, "ours-pull": 1, "boto3-publish": 1, "boto3-pull": 0}
+"""How often the bytes are hashed with SHA-256: by ours before the claim, for the file and for its parts while they are
+sent; by the library for its signature."""
+
 WAYS: Final[dict[str, Callable[[str, str, Path], None]]] = {
     "ours-publish": ours_publish,
     "ours-pull": ours_pull,
@@ -92,7 +97,7 @@ WAYS: Final[dict[str, Callable[[str, str, Path], None]]] = {
 
 
 def child(way: str, endpoint: str, prefix: str, folder: Path) -> int:
-    """Carry out one way and print its seconds, CPU seconds (of both without the imports) and peak memory."""
+    """Carry out one way and print its seconds, its CPU seconds, the kernel's of these, and peak memory; no imports."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     begun = time.monotonic()
     WAYS[way](endpoint, prefix, folder)
@@ -100,8 +105,8 @@ def child(way: str, endpoint: str, prefix: str, folder: Path) -> int:
     used = resource.getrusage(resource.RUSAGE_SELF)
     status = Path("/proc/self/status").read_text()  # ru_maxrss is that of the parent at first
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
-    cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-    print(json.dumps([seconds, cpu, peak * 1024]))
+    kernel = used.ru_stime - before.ru_stime
+    print(json.dumps([seconds, used.ru_utime - before.ru_utime + kernel, kernel, peak * 1024]))
     return 0
 
 
@@ -111,6 +116,7 @@ def child(way: str, endpoint: str, prefix: str, folder: Path) -> int:
 def transfer(server: Server, place: Path, kinds: list[str], rounds: int) -> int:
     """Measure every way on every set of files and print one line for each set; 1 when a bar was missed."""
     worst = 0
+    servers = measure.children(os.getpid())
     for kind in kinds:
         count, size = SETS[kind]
         source = place / kind
@@ -122,22 +128,26 @@ def transfer(server: Server, place: Path, kinds: list[str], rounds: int) -> int:
             for way in WAYS:
                 prefix = f"{way.partition('-')[0]}-{kind}-{turn}"
                 target = place / "pulled"
-                found.setdefault(way, []).append(_run(way, server, prefix, source if "publish" in way else target))
+                served = sum(map(measure.processor_seconds, servers))
+                run = _run(way, server, prefix, source if "publish" in way else target)
+                served = sum(map(measure.processor_seconds, servers)) - served
+                found.setdefault(way, []).append([*run, served])
                 if "pull" in way:
                     _same(source, target)
                     shutil.rmtree(target)
             for way, command in _commands(server, f"tool-{kind}-{turn}", source, place / "pulled").items():
                 cost = measure.cost(command, env=_environ(place), cwd=place)
                 assert cost.code == 0, command
-                found.setdefault(way, []).append([cost.wall, cost.cpu, float(cost.peak)])
+                found.setdefault(way, []).append([cost.wall, cost.cpu])
                 shutil.rmtree(place / "pulled", ignore_errors=True)
+        hashed = _hash_seconds(source)
         shutil.rmtree(source)
         middle = {way: [statistics.median(column) for column in zip(*runs, strict=True)] for way, runs in found.items()}
         bars = {
             f"{what}_ratio": (middle[f"ours-{what}"][0] / middle[f"boto3-{what}"][0], bar[kind])
             for what, bar in BARS.items()
         }
-        bars |= {f"{what}_memory_mib": (middle[f"ours-{what}"][2] / MIB, MEMORY / MIB) for what in BARS}
+        bars |= {f"{what}_memory_mib": (middle[f"ours-{what}"][3] / MIB, MEMORY / MIB) for what in BARS}
         worst |= measure.report(
             f"s3-{kind}",
             bars,
@@ -145,6 +155,7 @@ def transfer(server: Server, place: Path, kinds: list[str], rounds: int) -> int:
             bytes=count * size,
             seconds={way: round(middle[way][0], 2) for way in middle},
             cpu={way: round(middle[way][1], 2) for way in middle},
+            profile={way: _profile(middle[way], PASSES[way] * hashed) for way in WAYS},
             absent=[tool for tool in TOOLS if shutil.which(tool) is None],
         )
     return worst
@@ -155,6 +166,26 @@ def _run(way: str, server: Server, prefix: str, folder: Path) -> list[float]:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: list[float] = json.loads(done.stdout)
     return found
+
+
+def _hash_seconds(folder: Path) -> float:
+    """Return the CPU seconds of hashing every file of a folder once."""
+    before = time.process_time()
+    for path in folder.iterdir():
+        sha256_file(path)
+    return time.process_time() - before
+
+
+def _profile(run: list[float], hashed: float) -> dict[str, float]:
+    """Say where a way's time goes: CPU seconds by what needs them, and the seconds these need at the least.
+
+    `kernel` is sockets and files, `rest` the interpreter and its libraries, `server` the other end, on the same cores.
+    """
+    _, cpu, kernel, _, served = run
+    rest = max(0.0, cpu - kernel - hashed)
+    least = (cpu + served) / (os.cpu_count() or 1)
+    parts = {"hash": hashed, "kernel": kernel, "rest": rest, "server": served, "least_seconds": least}
+    return {name: round(seconds, 2) for name, seconds in parts.items()}
 
 
 def _same(source: Path, target: Path) -> None:
