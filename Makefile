@@ -57,7 +57,7 @@ proofs: .venv/installed  ## bounded fault runs: kills, power loss, amnesia, race
 proofs-long: .venv/installed  ## half an hour: 100,000 mutated files per container reader, the whole hostile corpus, S3 whole
 	FUZZ=100000 $(BIN)/pytest -q -n $(WORKERS) tests/test_formats_fuzz.py
 	$(BIN)/python tests/proofs/run.py hostile -- --whole
-	for name in s3_faults s3_kill s3_races; do PYTHONPATH=tests/lib $(BIN)/python -W error tests/proofs/$$name.py || exit 1; done
+	for name in s3_bad s3_faults s3_kill s3_races; do PYTHONPATH=tests/lib $(BIN)/python -W error tests/proofs/$$name.py || exit 1; done
 
 bench: .venv/installed  ## the measuring programs of benchmarks/, each a line of JSON
 	$(BIN)/python benchmarks/run.py

@@ -28,7 +28,10 @@ def desk_with_bucket(folder: Path, patch: pytest.MonkeyPatch, server: Server, pr
     """Return a desk whose second remote is a bucket."""
     desk = Desk(folder, patch)
     with desk.config.open("a") as stream:
-        stream.write(f'[remotes.bucket]\nurl = "s3://{server.bucket}/{prefix}"\nendpoint = "{server.endpoint}"\n')
+        stream.write(
+            f'[remotes.bucket]\nurl = "s3://{server.bucket}/{prefix}"\nendpoint = "{server.endpoint}"\n'
+            'patience = "1m"\n'
+        )
     patch.setenv("WEIGHBRIDGE_REMOTE", "team")
     return desk
 

@@ -24,7 +24,7 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def doctor(tmp_path: Path, patch: pytest.MonkeyPatch, url: str, endpoint: str, *more: str) -> dict[str, dict[str, Any]]:
     """Run doctor for one bucket and return its checks by name."""
     desk = Desk(tmp_path / "desk", patch)
-    lines = [f'url = "{url}"', f'endpoint = "{endpoint}"', *(line for line in more if "=" in line)]
+    lines = [f'url = "{url}"', f'endpoint = "{endpoint}"', 'patience = "1m"', *(line for line in more if "=" in line)]
     desk.config.write_text("[remotes.team]\n" + "\n".join(lines) + "\n")
     said = desk.registry("doctor", "team", "--json", *(word for word in more if word.startswith("--")))
     return {check["name"]: check for check in said.json["checks"]}

@@ -224,7 +224,8 @@ def test_a_team_at_the_command_line(seaweed: Server, tmp_path: Path, monkeypatch
     """With the URL and the endpoint in the configuration, ls, show, pull, tag and verify work as on any remote."""
     desk = Desk(tmp_path / "desk", monkeypatch, max_age="0s")
     desk.config.write_text(
-        f'[remotes.team]\nurl = "s3://registry/desk"\nendpoint = "{seaweed.endpoint}"\nmax_age = "0s"\n'
+        f'[remotes.team]\nurl = "s3://registry/desk"\nendpoint = "{seaweed.endpoint}"\n'
+        'patience = "1m"\nmax_age = "0s"\n'
     )
     remote = remote_at(seaweed, "desk")
     registry = open_registry(remote, create=True)
@@ -247,7 +248,9 @@ def test_errors_reach_the_command_line(
 ) -> None:
     """A wrong bucket ends a command with its exit code and three lines, and no traceback."""
     desk = Desk(tmp_path / "desk", monkeypatch)
-    desk.config.write_text(f'[remotes.team]\nurl = "s3://{bucket}/x"\nendpoint = "{seaweed.endpoint}"\n')
+    desk.config.write_text(
+        f'[remotes.team]\nurl = "s3://{bucket}/x"\nendpoint = "{seaweed.endpoint}"\npatience = "1m"\n'
+    )
     said = desk.registry("ls")
     assert said.code == code
     assert said.err.startswith("error: ")

@@ -1,6 +1,7 @@
 """Files in their order, each compared; then the decision, which comes last and is made once."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -169,6 +170,47 @@ def test_foreign_bytes_stop_the_job(
         remote.stat(layout.manifest(NAME, 1))
     with pytest.raises(errors.MissingError):
         remote.stat(layout.version(NAME, 1, "config.json"))
+
+
+class Flipping(MemoryRemote):
+    """A remote whose answers about weights have one wrong bit: at first, or each time another one."""
+
+    def __init__(self, lies: int) -> None:
+        super().__init__()
+        self.lies = lies
+        self.listings = 0
+
+    def stat(self, key: str) -> Stat:
+        """Tell another size."""
+        found = super().stat(key)
+        if self.lies and key.endswith(".safetensors"):
+            self.lies -= 1
+            return found._replace(size=found.size ^ (1 << self.lies))
+        return found
+
+    def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
+        """List a name that is none at first."""
+        self.listings += prefix.endswith("/v1/")
+        for found in super().list(prefix, after=after, limit=limit):
+            flipped = self.listings == 1 and found.key.endswith(".safetensors")
+            yield found._replace(key=found.key[:-1] + "r") if flipped else found
+
+
+def test_a_bit_that_flips_on_its_way_accuses_nobody(tmp_path: Path) -> None:
+    """What differs is looked at twice: the right answer counts, and of two wrong ones nobody knows what is there."""
+    remote = Flipping(1)
+    registry = open_registry(remote, create=True)
+    made = candidate(remote, tmp_path / "run")
+    claimed = claimed_by(remote, registry, made)
+    verified = upload(remote, claimed, made.bundle, cards(claimed))
+    assert decide(remote, "home", claimed, verified).n == 1
+    assert (remote.lies, remote.listings) == (0, 2)
+    other = Flipping(2)
+    claimed = claimed_by(other, open_registry(other, create=True), made)
+    with pytest.raises(errors.RetryableError, match="nobody can tell") as caught:
+        upload(other, claimed, made.bundle, cards(claimed))
+    assert "damaged on its way" in f"{caught.value.why}"
+    assert upload(other, claimed, made.bundle, cards(claimed))
 
 
 def test_a_strange_file_stops_the_decision(remote: Remote, registry: Registry, tmp_path: Path) -> None:

@@ -125,12 +125,17 @@ def clear_void(remote: Remote, name: str, n: int) -> int:
 
 
 def check_set(remote: Remote, name: str, n: int, manifest: Manifest) -> None:
-    """Compare the files that lie there with the manifest, by name and size.
+    """Compare the files that lie there with the manifest, by name and size; what differs is listed twice.
 
-    Raises IntegrityError for a file that is missing or of another length, ForeignBytesError for one that is not listed.
+    A bit of a listing can be another one on its way. Raises IntegrityError for a file that is missing or of another
+    length, ForeignBytesError for one that is not listed.
     """
     root = layout.version(name, n)
-    there = {found.key.removeprefix(root): found.size for found in remote.list(root)}
+    wanted = {entry.path: entry.size for entry in manifest.files}
+    for _ in range(2):
+        there = {found.key.removeprefix(root): found.size for found in remote.list(root)}
+        if {path: size for path, size in there.items() if path not in types.RENDERED_FILES} == wanted:
+            return
     for entry in manifest.files:
         size = there.pop(entry.path, None)
         if size != entry.size:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
 from weighbridge.registry import errors, layout
 from weighbridge.registry.flow import commit_publish, once
@@ -17,7 +17,6 @@ from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.claims import Claimed, manifest_of
 from weighbridge.registry.flow.decide import refuse_void
 from weighbridge.registry.flow.stage import Bundle
-from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Progress, Remote, Verified
@@ -93,9 +92,7 @@ def _put(remote: Remote, claimed: Claimed, bundle: Bundle, entry: FileEntry, pro
             return found
     body = bundle.inline.get(entry.path)
     if body is not None:
-        stored = once.create(remote, key, body)
-        if stored is not None:
-            raise _foreign(key, len(stored), sha256_bytes(stored), entry)
+        once.create(remote, key, body)  # whatever lies there is looked at now
         return _proven(remote, key, entry)
     source = staging.ready(bundle, entry)
     try:
@@ -119,33 +116,57 @@ def _proven(remote: Remote, key: str, entry: FileEntry) -> Verified:
 def _compare(remote: Remote, key: str, entry: FileEntry, *, read: bool = True) -> Verified | None:
     """Compare an object with its record by the server's checksum, else by reading it; None when there is none.
 
-    Without `read` also None when only reading could tell.
+    Without `read` also None when only reading could tell. A difference is believed when two looks see the same one: a
+    bit of an answer can be another one on its way, and nobody is to be accused for that.
     """
     try:
-        found = remote.stat(key)
-        if found.size != entry.size:
-            raise _foreign(key, found.size, found.sha256, entry)
-        if remote.properties.server_sha256 and found.sha256 is not None:
-            if found.sha256 != entry.sha256:
-                raise _foreign(key, found.size, found.sha256, entry)
-            return "sha256-server"
-        if not read:
-            return None
-        digest = hashlib.sha256()
-        for chunk in remote.fetch(key):
-            digest.update(chunk)
+        first = _look(remote, key, entry, read=read)
+        if not isinstance(first, _Other):
+            return first
+        second = _look(remote, key, entry, read=read)
     except errors.MissingError:
         return None
-    if digest.hexdigest() != entry.sha256:
-        raise _foreign(key, found.size, digest.hexdigest(), entry)
-    return "sha256-read"
+    if not isinstance(second, _Other):
+        return second
+    if first != second:
+        raise errors.RetryableError(
+            f"nobody can tell what {shown(key)} holds",
+            why=f"of {_words(first)} and {_words(second)}, seen one after the other, one was damaged on its way",
+            fix="repeat; where it goes on, look for what damages bytes between here and the store, or use https",
+        )
+    raise _foreign(key, first, entry)
 
 
-def _foreign(key: str, size: int, sha256: str | None, entry: FileEntry) -> errors.ForeignBytesError:
-    digest = f" with sha256 {sha256[:12]}" if sha256 else ""
+class _Other(NamedTuple):
+    """What lies where something else was expected; the sha256 is None where it was not looked at."""
+
+    size: int
+    sha256: str | None
+
+
+def _look(remote: Remote, key: str, entry: FileEntry, *, read: bool) -> Verified | _Other | None:
+    found = remote.stat(key)
+    told = found.sha256 if remote.properties.server_sha256 else None
+    if found.size != entry.size or told not in {None, entry.sha256}:
+        return _Other(found.size, told)
+    if told is not None:
+        return "sha256-server"
+    if not read:
+        return None
+    digest = hashlib.sha256()
+    for chunk in remote.fetch(key):
+        digest.update(chunk)
+    return "sha256-read" if digest.hexdigest() == entry.sha256 else _Other(found.size, digest.hexdigest())
+
+
+def _words(other: _Other) -> str:
+    return f"{other.size} bytes" + (f" with sha256 {other.sha256[:12]}" if other.sha256 else "")
+
+
+def _foreign(key: str, other: _Other, entry: FileEntry) -> errors.ForeignBytesError:
     return errors.ForeignBytesError(
         f"{shown(key)} holds other bytes",
-        why=f"{size} bytes{digest} lie there, the manifest says {entry.size} with {entry.sha256[:12]}",
+        why=f"{_words(other)} lie there, the manifest says {entry.size} with {entry.sha256[:12]}",
         fix="nothing was overwritten; find out who wrote there, then give the number up or remove the file",
         key=key,
     )

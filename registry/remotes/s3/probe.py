@@ -269,6 +269,8 @@ class _Trial:
         """Read an object whole and in part, and compare."""
         try:
             return self._bytes(key) == body and self._bytes(key, Range="bytes=3-9") == body[3:10]
+        except errors.DeniedError:
+            raise  # says nothing of the store
         except errors.WeighbridgeError as error:
             if not _refusal(error):
                 raise
@@ -318,6 +320,8 @@ class _Trial:
         try:
             found = self._listed(folder, {"MaxKeys": 1})
             after = self._listed(folder, {"StartAfter": wanted[0]})
+        except errors.DeniedError:
+            raise  # says nothing of the store
         except errors.WeighbridgeError as error:
             if not _refusal(error):
                 raise

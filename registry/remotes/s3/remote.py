@@ -226,7 +226,12 @@ class S3Remote:
         return date
 
     def stage(self, name: str, nonce: str) -> Path | None:  # noqa: ARG002 - a bucket has no folder here
-        """Return None: there is no local folder to upload from without a copy."""
+        """Return None: there is no local folder to upload from without a copy.
+
+        Raises what keeps one from writing there at all, as far as that is known or a probe finds out: the copy and the
+        hashes of a large model come next.
+        """
+        self._writable()
         return None
 
     def sweep(self, older_than: float) -> int:

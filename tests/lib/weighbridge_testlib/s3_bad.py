@@ -347,7 +347,7 @@ CASES: Final = (
         4,
         "Access Denied",
         "",
-        codes=_READS | {"tag": 0, "withdraw": 0, "mirror": 4},
+        codes=_LATE,
     ),
     Case(
         "a session that ends before the decision",
