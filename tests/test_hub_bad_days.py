@@ -49,6 +49,7 @@ DAYS = {
     "role read": Day((), 4, "its role is read", "write access", token="hf_ben"),
     "not a member": Day((), 4, "don't have the rights", "write access to the organisation", token="hf_eve"),
     "token revoked": Day((Fault("info", status=401, times=99),), 4, "answered 401", "hf auth login", tries=2),
+    "no Hub at the address": Day((Fault("whoami", status=404, times=99),), 3, "answered 404", "HF_ENDPOINT"),
     "no right to write": Day((Fault("commit", status=403, times=99),), 4, "answered 403", "write access"),
     "pull requests only": Day((Fault("commit", status=412, times=99),), 4, "3 times", "only open pull", tries=3),
     "removed meanwhile": Day(

@@ -19,6 +19,8 @@ import pytest
 from weighbridge.registry import errors
 from weighbridge.registry.remotes.hub.client import TRIES, Line
 from weighbridge.registry.remotes.hub.errors import RULES, of_response, speaking, translate
+from weighbridge.registry.remotes.hub.remote import HubRemote
+from weighbridge.registry.remotes.wrappers import Retrying
 
 ROOTS = {Exception, BaseException, object, OSError, ValueError, RuntimeError, ConnectionError, TimeoutError}
 WITH_ANSWER = (huggingface_hub.errors.HfHubHTTPError, httpx2.HTTPStatusError)
@@ -164,6 +166,11 @@ def test_a_hub_that_is_out_of_reach_is_told_soon(
             line.ask("cannot look", what)
         assert len(pauses) == TRIES - 1
         assert sum(pauses) < 10
+    pauses.clear()
+    wrapped = Retrying(HubRemote("acme", endpoint=line.endpoint, environ={}, sleep=pauses.append), sleep=pauses.append)
+    with pytest.raises(errors.RetryableError):
+        wrapped.read("models/m/v1/manifest.json")
+    assert len(pauses) == TRIES - 1, "what was repeated is not repeated again by whoever holds the remote"
     assert slept == []
     assert capfd.readouterr() == ("", "")
 

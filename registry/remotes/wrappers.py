@@ -92,8 +92,9 @@ class Wrapper:
 class Retrying(Wrapper):
     """Repeats what a remote refused for now, up to `attempts` times, waiting longer each time, with jitter.
 
-    Only RetryableError and OutcomeUnknownError are repeated; `data["retry_after"]` of an error is honoured up to `cap`.
-    While nothing ever went through, nothing is repeated that would not end within `patience` seconds of the first call.
+    Only RetryableError and OutcomeUnknownError are repeated, those apart whose `data["attempts"]` says that the remote
+    did so itself; `data["retry_after"]` of an error is honoured up to `cap`. While nothing ever went through, nothing
+    is repeated that would not end within `patience` seconds of the first call.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ class Retrying(Wrapper):
 
     def _wait(self, failed: int, error: errors.WeighbridgeError) -> int:
         failed += 1
-        if failed >= self._attempts:
+        if failed >= self._attempts or "attempts" in error.data:
             error.data.setdefault("attempts", failed)
             raise error
         pause = min(self._cap, self._base * 2 ** (failed - 1)) * (0.5 + self._chance() / 2)

@@ -36,6 +36,12 @@ PROOFS = (
     Proof("flip", ("--seconds", "280"), ("--seeds", "20"), 400),
     Proof("fulldisk", (), (), 240),
     Proof("hostile", (), (), 300),
+    Proof(
+        "hub_bad",
+        ("--days", "no token", "gated", "renamed", "store blocked", "storage full", "commits used up", "cut"),
+        ("--days", "gated", "storage full"),
+        240,
+    ),
     Proof("hub_chaos", ("--publishes", "24"), ("--publishes", "16"), 240),
     Proof("hub_daemons", (), ("--versions", "16"), 300),
     Proof("hub_kill", ("--every", "9"), ("--every", "18"), 300),

@@ -41,6 +41,8 @@ CREDENTIAL: Final = "hf-token"
 """What a unit calls the token in LoadCredential=."""
 
 TRIES: Final = 4
+FIRST: Final = 30.0
+"""Seconds until a Hub that has not said a word yet counts as silent."""
 _PATIENT: Final = 10.0
 """Seconds that a read may be repeated, or a quota may ask us to wait, without anybody being told."""
 
@@ -119,6 +121,8 @@ class Line:
                 if isinstance(error, errors.QuotaError):
                     pause = float(error.data.get("retry_after", _PATIENT + 1))
                 if writes or failed >= TRIES or time.monotonic() + pause > end:
+                    if not writes:
+                        error.data["attempts"] = failed  # so that nobody above repeats each of them again
                     raise
                 self.sleep(pause)
 
@@ -145,6 +149,9 @@ class Line:
     def call(self, method: str, path: str, *, more: Mapping[str, str] | None = None, **given: Any) -> httpx2.Response:
         """Send one request, with `more` headers, and return the answer; belongs inside `ask`."""
         headers = self.headers() | dict(more or {})
+        if self.host not in _skews and "timeout" not in given:
+            first = min(FIRST, self.patience.answer)
+            given["timeout"] = httpx2.Timeout(first, connect=min(first, self.patience.connect))
         answer = get_session().request(method, f"{self.endpoint}{path}", headers=headers, **given)
         hf_raise_for_status(answer)
         return answer
