@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from weighbridge.adapters import checkpoint, layout
+from weighbridge.adapters.run_place import PLACE
 from weighbridge.config import mounts
 
 _CONVENTIONAL: Final = frozenset(
@@ -23,9 +24,6 @@ _CONVENTIONAL: Final = frozenset(
     best_checkpoint best-checkpoint last_checkpoint last-checkpoint checkpoint checkpoints ckpt hf huggingface
     default pretrained saved_model""".split()  # noqa: SIM905 - words
 )
-_PLACE: Final = 32
-"""Hex digits of the first half of an identity."""
-
 _OLDEST_CREDIBLE: Final = 946684800.0
 """Seconds since 1970 of the year 2000: file times before are no times."""
 
@@ -120,7 +118,7 @@ def began_at(identity: str) -> float | None:
     """Return when a run began, out of an identity of ours; None for an identity that people chose."""
     place, _, start = identity.partition("-")
     try:
-        return float(int(start, 16)) if len(place) == _PLACE and start else None
+        return float(int(start, 16)) if len(place) == PLACE and start else None
     except ValueError:
         return None
 
@@ -131,17 +129,9 @@ def key(path: str) -> str:
     return f"{status.st_dev}:{status.st_ino}"
 
 
-def same_place(one: str, other: str) -> bool:
-    """Tell whether two identities are of the same place, whatever their starts; ids that people chose must be equal."""
-    first, second = one.partition("-"), other.partition("-")
-    if len(first[0]) == len(second[0]) == _PLACE and first[1] and second[1]:
-        return first[0] == second[0]
-    return one == other
-
-
 def _digest(*words: str) -> str:
     text = "\n".join(("weighbridge-run-v1", *words))
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_PLACE]
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:PLACE]
 
 
 def holds_checkpoints(names: Collection[str]) -> bool:

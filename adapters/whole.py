@@ -1,20 +1,22 @@
 """Is one weights file whole? Pointer, dead link, other container, header, length: each fault with its figures."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from weighbridge.adapters.formats import sniff
 from weighbridge.adapters.formats.safetensors import Header
 from weighbridge.adapters.listing import File
-from weighbridge.adapters.reading import Reader
 from weighbridge.registry import findings
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
 
+if TYPE_CHECKING:
+    from weighbridge.adapters.reading import Reader  # the readers of every format, which whoever sifts does not need
+
 _SHOWN: Final = 4
 
 
-def file_findings(file: File, reader: Reader) -> list[Finding]:
+def file_findings(file: File, reader: "Reader") -> list[Finding]:
     """Return what is wrong with one file that should be safetensors: pointer, other container, header, length."""
     if file.link is not None:
         return [dead_link(file.path, file.link)]
@@ -56,7 +58,7 @@ _FIXES: Final = {
 }
 
 
-def is_pointer(file: File, reader: Reader) -> bool:
+def is_pointer(file: File, reader: "Reader") -> bool:
     """Return whether a Git LFS pointer stands in for a file."""
     return file.link is None and file.size < sniff.HEAD and reader.container(file) == "lfs-pointer"
 
@@ -66,7 +68,7 @@ def pointer_data(pointer: sniff.Pointer) -> dict[str, Any]:
     return {"pointer": True, "pointer_size": pointer.size, "pointer_sha256": pointer.sha256}
 
 
-def pointer_finding(file: File, reader: Reader) -> Finding:
+def pointer_finding(file: File, reader: "Reader") -> Finding:
     """Return the finding for a Git LFS pointer in the place of a file."""
     pointer = sniff.pointer(reader.head(file)) or sniff.Pointer("", 0)
     return findings.finding(
@@ -121,7 +123,7 @@ def without_config(config: str, weights: Sequence[str], *, owed: bool) -> Findin
     )
 
 
-def header_of(file: File, reader: Reader) -> Header:
+def header_of(file: File, reader: "Reader") -> Header:
     """Return a file's header; one without tensors for links to nothing and pointers."""
     if file.link is not None or reader.container(file) in {"lfs-pointer", "link-text"}:
         return Header(file.size, 0, {}, None)

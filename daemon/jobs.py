@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from weighbridge.adapters import run_identity
+from weighbridge.adapters.run_place import same_place
 from weighbridge.daemon.homes import Home, Homes
 from weighbridge.daemon.intake import Intake, Taken, Unfit
 from weighbridge.daemon.jobstore import ACTIVE, FRESH, Job, JobStore
@@ -183,7 +183,7 @@ class Runner:
         """Take over the identity under which these bytes were published before: our memory may be younger."""
         theirs = manifest_of(claimed).facts.provenance.run.id
         mine = job.run_id or ""
-        if claimed.joined and job.run_path and theirs != mine and run_identity.same_place(theirs, mine):
+        if claimed.joined and job.run_path and theirs != mine and same_place(theirs, mine):
             self._store.adopt_run(job.run_path, theirs)
 
     def _announce_claim(self, job: Job) -> Job | None:

@@ -223,12 +223,12 @@ def test_a_version_the_team_was_not_told_of_is_no_failure(desk: Desk, monkeypatc
 
 
 def test_a_second_run_needs_a_word_to_share_a_name(desk: Desk) -> None:
-    """Checkpoints of one run share a name; another run is refused under it until a person says --share."""
+    """Checkpoints of one run share a name; another run is refused until the command is pasted that says --share."""
     for step in (10, 20):
         trainer_checkpoint(desk.folder / "runs" / "one" / f"checkpoint-{step}", step=step, seed=step)
         desk.ok("push", f"runs/one/checkpoint-{step}", "--name", "sft")
     trainer_checkpoint(desk.folder / "runs" / "two" / "checkpoint-10", step=10, seed=3)
     refused = desk.registry("push", "runs/two/checkpoint-10", "--name", "sft")
     assert refused.code == 7
-    assert "--share" in refused.err
+    assert "registry push runs/two/checkpoint-10 --name sft --share\n" in refused.err
     assert desk.ok("push", "runs/two/checkpoint-10", "--name", "sft", "--share").out == "sft@v3\n"

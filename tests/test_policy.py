@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weighbridge.adapters import run_identity
+from weighbridge.adapters.run_place import same_place
 from weighbridge.config.settings import GB, WatchRule
 from weighbridge.daemon.policy import Item, Later, Publish, Skip, averages, decide, fill, named
 from weighbridge.registry.refs import NAME_MAX, SUFFIX_ROOM, name_fault
@@ -171,8 +172,8 @@ def test_a_run_made_anew_keeps_its_place_and_gets_another_start(tmp_path: Path) 
     (run / "checkpoint-1").mkdir(parents=True)
     second = run_identity.identity(str(run), "")
     assert first != second
-    assert run_identity.same_place(first, second)
-    assert not run_identity.same_place(first, run_identity.identity(str(tmp_path), ""))
+    assert same_place(first, second)
+    assert not same_place(first, run_identity.identity(str(tmp_path), ""))
     assert run_identity.began_at(first) == 1_700_000_000
 
 
@@ -198,8 +199,8 @@ def test_hosts_that_share_a_file_system_agree_on_a_place(tmp_path: Path, monkeyp
 
 def test_identities_that_people_choose_must_be_equal() -> None:
     """A sidecar's id is compared as it is."""
-    assert run_identity.same_place("sft-0412", "sft-0412")
-    assert not run_identity.same_place("sft-0412", "sft-0413")
+    assert same_place("sft-0412", "sft-0412")
+    assert not same_place("sft-0412", "sft-0413")
     assert run_identity.began_at("sft-0412") is None
 
 

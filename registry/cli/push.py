@@ -73,6 +73,7 @@ def push(
     if dry_run:
         load("weighbridge.registry.cli.pushing:dry")(wish, chosen, out)
         return
+    go = load("weighbridge.registry.cli.pushing:go")  # before the copy, which needs much of it, too
     looker = begin(wish, chosen)
     opened = context.connect(chosen)
     try:
@@ -84,7 +85,7 @@ def push(
             ask = hub.model
         if looker is not None:
             looker.listen(ask)
-        load("weighbridge.registry.cli.pushing:go")(wish, chosen, opened, looker, out)
+        go(wish, chosen, opened, looker, out)
     finally:
         opened.close()
         if looker is not None:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
-from weighbridge.adapters import run_identity
+from weighbridge.adapters.run_place import same_place
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import claims, commit_claim, once
 from weighbridge.registry.flow.claims import Claimed, Known
@@ -230,7 +230,7 @@ def _refuse_stranger(remote: Remote, name: str, first: Known, manifest: Manifest
             kind=began.kind,
         )
     ours, theirs = manifest.facts.provenance.run, began.facts.provenance.run
-    if not share and not run_identity.same_place(ours.id, theirs.id):
+    if not share and not same_place(ours.id, theirs.id):
         raise errors.NameTakenError(
             f"{name} belongs to the run {shown(theirs.project)}/{shown(theirs.name)}",
             why=f"{shown(ours.project)}/{shown(ours.name)} is another run",

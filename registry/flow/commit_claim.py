@@ -7,7 +7,7 @@ import secrets
 import uuid
 from typing import Final
 
-from weighbridge.adapters import run_identity
+from weighbridge.adapters.run_place import same_place
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.commit_publish import foreign, tag
@@ -121,7 +121,7 @@ def _refuse_others(
             kind=first.row.kind,
         )
     ours = manifest.facts.provenance.run
-    if not share and not run_identity.same_place(first.row.run_id or "", ours.id):
+    if not share and not same_place(first.row.run_id or "", ours.id):
         raise errors.NameTakenError(
             f"{name} belongs to the run {shown(first.row.run or 'of somebody else')}",
             why=f"{shown(ours.project)}/{shown(ours.name)} is another run",

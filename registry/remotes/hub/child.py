@@ -85,7 +85,7 @@ class Child(NamedTuple):
             self.program.wait()
             return
         try:
-            os.waitpid(self.pid, 0)
+            os.waitpid(self.pid, os.WNOHANG)  # a copy's end is not waited for: the command that began it ends soon
         except ChildProcessError:
             return
 

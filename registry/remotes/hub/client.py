@@ -7,6 +7,7 @@ rate limit (the library would, without bound): whoever calls decides whether to 
 import functools
 import os
 import re
+import ssl
 import threading
 import time
 import uuid
@@ -248,6 +249,12 @@ def install(patience: Patience) -> None:
             _installed = patience
 
 
+def warm_up(patience: Patience) -> None:
+    """Load and make what the first request needs, before anybody asks for anything."""
+    install(patience)
+    get_session()
+
+
 class _Client(httpx2.Client):
     """Says at once when a read finds no connection: the library would try for half a minute, and log every try."""
 
@@ -266,7 +273,15 @@ def make_client(patience: Patience) -> httpx2.Client:
         event_hooks={"request": [_trace], "response": [_learn_the_time, _refuse_to_wait]},
         follow_redirects=True,
         timeout=httpx2.Timeout(patience.answer, connect=patience.connect),
+        verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
     )
+
+
+@functools.cache
+def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """Return whom these variables say to trust, read once: 15 ms that a copy of a process need not spend again."""
+    del file, folder  # the library reads them itself
+    return httpx2.create_ssl_context()
 
 
 def _trace(request: httpx2.Request) -> None:

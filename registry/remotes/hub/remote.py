@@ -24,7 +24,7 @@ from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing, Writer
 from weighbridge.registry.remotes.hub import locks, numbers
 from weighbridge.registry.remotes.hub.child import GROUP, Child, copied
-from weighbridge.registry.remotes.hub.client import Line, Patience
+from weighbridge.registry.remotes.hub.client import Line, Patience, warm_up
 from weighbridge.registry.remotes.hub.discovery import PARALLEL, listing
 from weighbridge.registry.remotes.hub.keys import Place, place_of
 from weighbridge.registry.remotes.hub.models import Models
@@ -306,7 +306,11 @@ class HubRemote:
         return found
 
     def ready(self) -> None:
-        """Begin the child that sends what is sent next; it loads its part of the library meanwhile."""
+        """Begin the child that sends what is sent next; it loads its part of the library meanwhile.
+
+        What both need is loaded before, once.
+        """
+        warm_up(self.line.patience)
         with self._lock:
             self._spare = self._spare or copied()
 

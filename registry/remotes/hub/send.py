@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, TextIO
 
 from huggingface_hub import HfApi, constants
-from huggingface_hub.utils import get_session, tqdm
+from huggingface_hub.utils import tqdm
 
 from weighbridge import __version__
 from weighbridge.registry import errors
@@ -83,8 +83,7 @@ def carry_out(sender: Sender, order: dict[str, Any]) -> dict[str, Any]:
 def _warm_up() -> None:
     """Load and open what an upload needs, while nobody has an order yet."""
     patience = client.Patience()
-    client.install(patience._replace(answer=patience.commit))
-    get_session()
+    client.warm_up(patience._replace(answer=patience.commit))
     if not constants.HF_HUB_DISABLE_XET:
         with suppress(ImportError):
             importlib.import_module("hf_xet")
