@@ -279,12 +279,15 @@ def ranks(it: Loaded) -> Checked:
     wrong = {
         module: sorted(set(pair.values()))
         for module, pair in sorted(shown.items())
-        if any(not _fits(rank, _expected(module, stated, table), it.config) for rank in pair.values())
+        if not all(
+            any(_fits(rank, _expected(name, stated, table), it.config) for name in _parameters(module, it.config))
+            for rank in pair.values()
+        )
     }
     if not wrong:
         return facts, []
     module = next(iter(wrong))
-    expected = _expected(module, stated, table)
+    expected = _expected(_parameters(module, it.config)[0], stated, table)
     fault = findings.finding(
         "rank-mismatch",
         it.subject,
@@ -307,6 +310,14 @@ def _says(config: Mapping[str, Any], expected: float) -> str:
 def _expected(module: str, stated: float, table: Mapping[str, int | float]) -> float:
     special = peft_config.in_pattern(table, module)
     return stated if special is None else special
+
+
+def _parameters(module: str, config: Mapping[str, Any]) -> list[str]:
+    """Return what the patterns are matched against: a module's name, or those of its target_parameters."""
+    listed = config.get("target_parameters")
+    named = [str(name) for name in listed] if isinstance(listed, list) else []
+    mine = [f"{module}.{name.rpartition('.')[2]}" for name in named]
+    return [one for one, name in zip(mine, named, strict=True) if f".{one}".endswith(f".{name}")] or [module]
 
 
 def _fits(rank: int, expected: float, config: Mapping[str, Any]) -> bool:

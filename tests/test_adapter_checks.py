@@ -187,6 +187,17 @@ def test_weights_that_the_config_does_not_target(tmp_path: Path) -> None:
     assert (found.outcome, codes) == ("refuse", {"target-stray"})
 
 
+@pytest.mark.parametrize(("pattern", "right"), [("experts", True), (r"experts\.down_proj", False)])
+def test_patterns_mean_a_parameter_by_its_whole_name(tmp_path: Path, pattern: str, *, right: bool) -> None:
+    """Ranks of target_parameters are looked up as PEFT does it, by module and parameter."""
+    module = "base_model.model.model.layers.0.mlp.experts"
+    tensors = {f"{module}.lora_A.weight": ("F32", (8, 16), 0.5), f"{module}.lora_B.weight": ("F32", (16, 8), 0.5)}
+    folder = builders.lora_adapter(
+        tmp_path, tensors=tensors, targets=(), target_parameters=["mlp.experts.down_proj"], rank_pattern={pattern: 3}
+    )
+    assert look(folder)[1] == (set() if right else {"rank-mismatch"})
+
+
 @pytest.mark.parametrize("tying", [True, False])
 def test_the_other_end_of_a_tied_pair_is_no_stray(tmp_path: Path, *, tying: bool) -> None:
     """With ensure_weight_tying PEFT adapts and saves both ends where one is a target; without, it drops the other."""
