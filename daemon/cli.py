@@ -160,6 +160,8 @@ def merges(cancel: str | None, retry: str | None, config: str | None, as_json: b
     if as_json:
         _say(json.dumps({"schema": "weighbridge/merges/1", "merges": rows}))
         return 0
+    if not rows and not cancel and not retry:
+        sys.stderr.write("no merge waits, runs or was set aside; registry log NAME tells of those that are done\n")
     for row in rows:
         job = f"  {row['executor']} {row['job']}" if row["job"] else ""
         why = f"  {row['reason']}" if row["reason"] else ""

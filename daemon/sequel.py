@@ -36,7 +36,8 @@ class Merges:
             if self._intake.merges(job, rule):
                 self._store.want(job, rule.merge, rule.merge_dtype, rule.merge_retry)
             elif job.kind == "adapter" and rule.merge != "never":
-                why = _UNCHOSEN[rule.merge].format(by=rule.best or "the trainer names none, or another one")
+                by = f"by {rule.best}" if rule.best else "the trainer names none, or another one"
+                why = _UNCHOSEN[rule.merge].format(by=by)
                 self._store.event("not merged", name=job.name, n=job.n, path=job.path, detail=why)
         self._merging.wake()
 

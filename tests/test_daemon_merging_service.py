@@ -55,6 +55,8 @@ def test_a_waiting_merge_is_shown_cancelled_and_tried_again(yard: Yard) -> None:
         ]  # fmt: skip
         unknown = yard.run([str(BIN / "registryd"), "merges", "--cancel", "nobody@v9"])
         assert unknown.returncode == 3
+        nothing = yard.run([str(BIN / "registryd"), "merges"])
+        assert (nothing.returncode, nothing.stdout, "no merge waits" in nothing.stderr) == (0, "", True)
 
 
 def merging(yard: Yard) -> Any:

@@ -4,6 +4,7 @@ It is the target's hidden sibling and is named after the plan, so that the same 
 has finished. Nothing else ever writes there: a lock that ends with its process says so.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -276,7 +277,14 @@ def publish(ready: Ready, record: Mapping[str, Any]) -> None:
     with speaking(f"{ready.target} cannot be written"):
         _write(out / ready.record, record)
         sync_folder(out)
-        out.rename(ready.target)
+        try:
+            out.rename(ready.target)
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+                raise
+            raise errors.ConflictError(
+                f"{ready.target} was made by somebody else in the meantime", fix="name another folder, or remove it"
+            ) from error
         sync_folder(ready.target.parent)
     shutil.rmtree(ready.stage, ignore_errors=True)
     _forsaken(ready)

@@ -53,7 +53,7 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="auto: a GPU where rank and size make it pay, and it is free.",
+    help="auto: a GPU where rank and size make it pay, and it is free; cuda: a GPU, or an error that says why not.",
 )
 @click.option(
     "--workers", type=click.IntRange(1, 64), metavar="N", help="Files written at once [default: by processors]."

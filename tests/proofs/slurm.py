@@ -486,8 +486,8 @@ def nodes(stand: Stand) -> None:
               or stand.merge().get("state") in {"publishing", "merged", None}, 60, "another node")  # fmt: skip
         stand.until_published(60)
         expect(stand.events().count("merge begun") == 1, stand.events())
-        told = stand.slurm.ask("scontrol", "-o", "show", "job", told["job"]).stdout
-        expect("Restarts=1" in told and f"NodeList={first} " not in told, told)
+        shown = stand.slurm.ask("scontrol", "-o", "show", "job", told["job"]).stdout
+        expect("Restarts=1" in shown and f"NodeList={first} " not in shown, shown)
 
 
 CASES: tuple[Callable[[Stand], None], ...] = (
