@@ -3,6 +3,7 @@
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,8 @@ def test_who_never_answered_is_not_asked_for_longer_than_one_has_patience(
             clock.now += clock.takes
             if self.house:
                 return b"body"
-            raise errors.RetryableError(key, **({} if after is None else {"retry_after": after}))
+            data: dict[str, Any] = {} if after is None else {"retry_after": after}
+            raise errors.RetryableError(key, **data)
 
     door = Door()
     made = {"sleep": clock.sleep, "chance": lambda: chance, "clock": clock}

@@ -52,7 +52,7 @@ class Run:
             "WEIGHBRIDGE_CACHE": str(place / "cache"),
             "NO_PROXY": "*",
         }
-        env = {name: value for name, value in (env | case.env).items() if value is not None}
+        env = {name: value for name, value in {**env, **case.env}.items() if value is not None}
         before = self.world.bucket()
         for command in commands:
             wanted = case.codes.get(command, case.code)

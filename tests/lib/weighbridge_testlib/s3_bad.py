@@ -87,7 +87,7 @@ class World:
     def _site(self, status: int, headers: Mapping[str, str], body: bytes, tls: tuple[Path, Path] | None) -> str:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
         server.daemon_threads = True
-        server.handle_error = lambda *_: None  # type: ignore[method-assign] - clients that leave are what is tested
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that leave are what is tested
         server.answer = (status, headers, body)  # type: ignore[attr-defined]
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
