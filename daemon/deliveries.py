@@ -108,6 +108,11 @@ class Deliveries:
         self._store.event(state, name=name, n=n, detail=f"{remote}: {why}")
 
 
+def mend(row: Mapping[str, Any]) -> str:
+    """Return the command that says what stands in the way of a delivery, and makes it where nothing does any more."""
+    return f"registry mirror {row['name']}@v{row['n']} --to {row['remote']} says what is in the way"
+
+
 def _passes(error: errors.WeighbridgeError) -> bool:
     """Tell whether another try can help: what passes by itself, or is mended without the daemon."""
     if isinstance(error, errors.UsageError | errors.NotFoundError):

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from weighbridge.daemon.deliveries import mend
 from weighbridge.daemon.folders import Folders
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import JobStore
@@ -89,7 +90,7 @@ def _deliveries(store: JobStore, homes: Homes) -> Iterator[errors.WeighbridgeErr
             yield refused(
                 f"{ref} is published on {row['home']}, and its copy on {mirror} is {row['state']}",
                 why=row["reason"],
-                fix=f"registry mirror {ref} --to {mirror} says what is in the way",
+                fix=mend(row),
             )
             continue
         health = homes.health.get(mirror)

@@ -15,6 +15,7 @@ import msgspec
 from weighbridge import __version__
 from weighbridge.config.settings import Settings
 from weighbridge.daemon import state
+from weighbridge.daemon.deliveries import mend
 from weighbridge.daemon.folders import Folders
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import ACTIVE, Job, JobStore
@@ -91,6 +92,7 @@ def status(
             *(problem for job in (*closed, *drifted) for problem in problems(job)),
             *(held_up(job) for job in active if job.until is not None and job.error is not None),
             *(problem for merge in merging for problem in _merge_problems(merge)),
+            *undelivered(store, homes),
             *_damaged(store),
         ],
     }
@@ -188,6 +190,26 @@ def _merge_problems(merge: Merge) -> list[dict[str, Any]]:
 def _deliveries(store: JobStore) -> list[dict[str, Any]]:
     keys = ("remote", "name", "n", "state", "reason", "attempts")
     return [{key: row[key] for key in keys} for row in store.deliveries("state != 'done'")][:LISTED]
+
+
+def undelivered(store: JobStore, homes: Homes) -> list[dict[str, Any]]:
+    """Return what `status` tells of copies that a mirror refuses: the first of each cause, for all of them.
+
+    One that waits for a mirror that does not answer is told of with that mirror.
+    """
+    first: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in store.deliveries("state IN ('waiting', 'blocked') AND reason IS NOT NULL"):
+        first.setdefault((row["remote"], row["state"], row["reason"]), row)
+    return [
+        _finding(
+            findings.finding(
+                "mirror-waits" if row["state"] == "waiting" else "mirror-refuses", remote, row["reason"], mend(row)
+            ),
+            name=row["name"], n=row["n"], since=spelled(row["updated_at"]), state=row["state"],
+        )
+        for (remote, _, _), row in first.items()
+        if row["state"] == "blocked" or (health := homes.health.get(remote)) is None or health.error is None
+    ]  # fmt: skip
 
 
 def _skipped(store: JobStore) -> dict[str, Any]:

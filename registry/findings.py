@@ -283,6 +283,8 @@ CODES: Final[dict[str, Code]] = {
     "job-quarantined": Code("block", "a job failed again and again in ways nobody foresaw", integrity=True),
     "merge-not-made": Code("block", "a merge that a rule asks for gets no further", integrity=True),
     "merge-waits": Code("warn", "a merge that a rule asks for waits; the message says for what"),
+    "mirror-refuses": Code("block", "a version has no copy on a mirror, and no further try can help", integrity=True),
+    "mirror-waits": Code("warn", "a version has no copy on a mirror yet: it is refused there for now, and tried again"),
     "mirror-diverged": Code("block", "a mirror holds something else under this name or number", integrity=True),
     "watch-limit": Code("warn", "the kernel has no watches left, so folders are scanned only"),
     "database-damaged": Code("warn", "the daemon's database was damaged and is filled again"),

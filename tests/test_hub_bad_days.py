@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from weighbridge.daemon.report import held_up, problems
+from weighbridge.daemon.report import held_up, problems, undelivered
 from weighbridge.registry import errors, layout
 from weighbridge.registry.cli.main import main
 from weighbridge.registry.flow import commit_publish
@@ -181,6 +181,10 @@ def test_a_mirror_waits_where_that_can_help(hub: TestHub, tmp_path: Path, fault:
     bench.deliveries.step()
     (row,) = bench.store.deliveries("1")
     assert (row["state"], words in row["reason"]) == (state, True), row["reason"]
+    told = undelivered(bench.store, bench.homes)
+    away = bench.homes.health["hub"].error is not None
+    assert [(one["state"], words in one["message"]) for one in told] == ([] if away else [(state, True)])
+    assert all(f"registry mirror {name}@v1 --to hub" in one["fix"] for one in told)
     hub.faults.clear()
     bench.deliver()
     assert [row["state"] for row in bench.store.deliveries("1")] == ["done" if state == "waiting" else "blocked"]
