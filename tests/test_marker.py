@@ -82,7 +82,7 @@ WRITERS: dict[str, Callable[[MemoryRemote, Registry], object]] = {
     "collect": lambda r, of: collect(r, of, by="lw", dead_after=-60),
     "announce": lambda r, of: feed.announce(r, of, [feed.void_entry(NAME, 1, b"{}")]),
     "rebuild": rebuild,
-    "bring a claim": lambda r, of: bring_claim(shelf().remote, r, NAME, 1, registry=of),  # type: ignore[arg-type]
+    "bring a claim": lambda r, of: bring_claim(shelf().remote, r, NAME, 1, registry=of),
     "bring what is said": lambda r, of: beside(shelf().remote, r, of, NAME),
 }
 NAME = "medical-sft"

@@ -126,7 +126,10 @@ def test_who_never_answered_is_not_asked_for_longer_than_one_has_patience(
             clock.now += clock.takes
             if self.house:
                 return b"body"
-            raise errors.RetryableError(key, **({} if after is None else {"retry_after": after}))
+            error = errors.RetryableError(key)
+            if after is not None:
+                error.data["retry_after"] = after
+            raise error
 
     door = Door()
     made = {"sleep": clock.sleep, "chance": lambda: chance, "clock": clock}
