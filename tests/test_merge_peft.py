@@ -268,7 +268,7 @@ def test_the_torch_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("tensors", "model", "code", "words"),
     [
-        (scales("lm_head"), {"tied": True, "is_encoder_decoder": True}, "merge-ambiguous", "tied"),
+        (scales("lm_head"), {"tied": True, "is_encoder_decoder": True}, "merge-ambiguous", "share the embedding"),
         (scales("model.layers.7.mlp.up_proj"), {}, "merge-target-missing", "model.layers.7.mlp.up_proj.weight"),
         ({"base_model.model.score.weight": ("F32", (2, 16), 0.5)}, {}, "merge-tensor-unused", "score.weight"),
         (

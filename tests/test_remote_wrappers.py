@@ -3,7 +3,6 @@
 import itertools
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -127,8 +126,10 @@ def test_who_never_answered_is_not_asked_for_longer_than_one_has_patience(
             clock.now += clock.takes
             if self.house:
                 return b"body"
-            data: dict[str, Any] = {} if after is None else {"retry_after": after}
-            raise errors.RetryableError(key, **data)
+            error = errors.RetryableError(key)
+            if after is not None:
+                error.data["retry_after"] = after
+            raise error
 
     door = Door()
     made = {"sleep": clock.sleep, "chance": lambda: chance, "clock": clock}

@@ -44,15 +44,16 @@ class Run:
         place.mkdir()
         config = written(place, case.remote(self.world), None)
         model = lora_adapter(place / f"bad-{self.cases.index(case)}", seed=self.cases.index(case))
-        env = {
+        asked: dict[str, str | None] = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "WEIGHBRIDGE_"))},
             **KEYS,
             "HOME": str(place),
             "WEIGHBRIDGE_CONFIG": str(config),
             "WEIGHBRIDGE_CACHE": str(place / "cache"),
             "NO_PROXY": "*",
+            **case.env,
         }
-        env = {name: value for name, value in {**env, **case.env}.items() if value is not None}
+        env = {name: value for name, value in asked.items() if value is not None}
         before = self.world.bucket()
         for command in commands:
             wanted = case.codes.get(command, case.code)

@@ -85,9 +85,7 @@ class World:
         return self.once((status, body, tls), lambda: self._site(status, headers, body, tls))
 
     def _site(self, status: int, headers: Mapping[str, str], body: bytes, tls: tuple[Path, Path] | None) -> str:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-        server.daemon_threads = True
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that leave are what is tested
+        server = Quiet(("127.0.0.1", 0), Page)
         server.answer = (status, headers, body)  # type: ignore[attr-defined]
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -150,6 +148,15 @@ class World:
             certificates(folder, host, until=until)
         pair = (folder / "cert.pem", folder / "key.pem")
         return self.site(404, XML, b"", tls=pair), folder / "ca.pem"
+
+
+class Quiet(ThreadingHTTPServer):
+    """Says nothing of clients that leave: they are what is tested."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing."""
 
 
 class Page(BaseHTTPRequestHandler):
