@@ -21,7 +21,7 @@ from weighbridge.registry.remotes.s3.receive import receive
 
 WINDOW: Final = 16 << 20
 """Bytes asked for at once: large enough that a request costs little beside it."""
-AHEAD: Final = 5
+AHEAD: Final = 4
 """Windows of one object that are under way beside the one that is read: one connection alone is slow in most places."""
 STEP: Final = 2 << 20
 """Bytes of a window that are given out at once: each step costs who writes beside hashing a change of threads."""

@@ -40,7 +40,7 @@ SINGLE: Final = 16 << 20
 """Files up to this size are sent in one request."""
 OUT: Final = 64 << 20
 """Bytes of files on their way out that lie in memory at once."""
-IN: Final = 96 << 20
+IN: Final = 80 << 20
 """Bytes of files on their way in that lie in memory at once: windows of a file on as many connections."""
 PARALLEL: Final = 8
 _TRIES: Final = 3
