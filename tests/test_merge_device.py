@@ -196,10 +196,13 @@ def test_the_jail_of_a_gpu_is_wider_by_what_the_driver_needs(dev: Path, tmp_path
 
 
 def test_the_locks_of_gpus_lie_in_a_folder_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that somebody put under its name in the shared folder is not followed."""
+    """A link that somebody put under its name in the shared folder is not followed; then the processor does it."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     assert reach.locks() == reach.locks() == tmp_path / f"weighbridge-gpu-{os.geteuid()}"
     reach.locks().rmdir()
     (tmp_path / f"weighbridge-gpu-{os.geteuid()}").symlink_to("/etc")
+    plain = jail.Policy(reads=(), writes=("/stage",), memory=1, processor=1, clock=1)
     with pytest.raises(errors.DeniedError):
-        reach.locks()
+        reach.let_in({"device": "cuda"}, plain, {})
+    request, same = reach.let_in({"device": "cuda-if-free"}, plain, {})
+    assert (request["device"], "is not ours" in request["device_why"], same) == (None, True, plain)

@@ -9,13 +9,14 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from weighbridge.adapters.jail import Policy
 from weighbridge.adapters.merge import pays
 from weighbridge.registry import errors
+from weighbridge.registry.disk import speaking
 
 HOST: Final = 8 << 30
 """Bytes that CUDA's context, its libraries and pinned memory may take on this side."""
@@ -27,6 +28,24 @@ _DRIVER: Final = (
 )  # fmt: skip
 _CHOSEN: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Which GPUs are ours to use: a scheduler says so by the environment."""
+
+
+def let_in(request: dict[str, Any], policy: Policy, environ: Mapping[str, str]) -> tuple[dict[str, Any], Policy]:
+    """Return what a child is asked and its policy, with what a GPU takes where one is asked for.
+
+    Raises DeniedError where it must be a GPU, and its locks cannot be had.
+    """
+    wanted = request["device"]
+    if wanted not in {"cuda", "cuda-if-free"}:
+        return request, policy
+    try:
+        with speaking("a GPU cannot be held against other merges"):
+            place = locks()
+    except errors.WeighbridgeError as error:
+        if wanted == "cuda":
+            raise
+        return request | {"device": None, "device_why": error.what}, policy
+    return request | {"locks": str(place)}, with_gpu(policy, place, environ)
 
 
 def with_gpu(policy: Policy, locks: Path, environ: Mapping[str, str]) -> Policy:

@@ -212,10 +212,7 @@ def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, An
         processor=seconds * int(begun.request["workers"]),
         clock=seconds,
     )
-    if choice.device in {"cuda", "cuda-if-free"}:
-        with speaking("a GPU cannot be held against other merges"):
-            locks = reach.locks()
-        request, policy = request | {"locks": str(locks)}, reach.with_gpu(policy, locks, os.environ)
+    request, policy = reach.let_in(request, policy, os.environ)
     try:
         ended = worker.jailed(TASK, request, policy, progress=progress)
     except errors.DiskFullError as error:
