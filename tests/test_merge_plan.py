@@ -104,6 +104,21 @@ def test_one_end_of_a_tied_pair_gets_a_tensor_of_its_own(tmp_path: Path, part: s
     assert "lm_head.weight" in json.loads(found.bundle.written["model.safetensors.index.json"])["weight_map"]
 
 
+def test_saved_ends_of_a_grown_vocabulary_lie_there_three_times(tmp_path: Path) -> None:
+    """PEFT saves them under the plain name, as the saved module, and what it replaced: the plain one is merged."""
+    tensors = builders.lora_tensors()
+    for module in ("lm_head", "model.embed_tokens"):
+        stem = f"base_model.model.{module}"
+        for part, value in ((".modules_to_save", 0.5), (".original_module", 0.25), ("", 0.5)):
+            tensors[f"{stem}{part}.weight"] = ("F32", (40, 16), value)
+    builders.write_tokenizer(tmp_path / "adapter", vocab=40)
+    found = seen(tmp_path, adapter={"tensors": tensors, "modules_to_save": ["lm_head", "embed_tokens"]})
+    assert codes(found)["merge-vocabulary-grows"] == "warn"
+    steps = {step.name: step for step in merging.plan_of(found).steps}
+    for module in ("lm_head", "model.embed_tokens"):
+        assert steps[f"{module}.weight"].origin.name == f"base_model.model.{module}.weight"
+
+
 @pytest.mark.parametrize(
     ("renamed_to", "architecture", "parts"),
     [

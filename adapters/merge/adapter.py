@@ -41,6 +41,8 @@ _LEGACY: Final = {"enable_lora": "the old merged-linear layout"}
 
 _WRAPPERS: Final = re.compile(r"\.(?:base_layer|modules_to_save(?:\.[^.]+)?|token_adapter|original_module)(?=\.|$)")
 
+_REPEAT: Final = ".modules_to_save."
+
 
 class Part(NamedTuple):
     """The tensors of one adapted module; `layer` counts the wrappers inside it, for experts in one parameter."""
@@ -123,7 +125,14 @@ def _sort_in(found: Adapter, key: keys.Key, origin: Origin) -> None:
     else:
         module = _plain(key.module)
         name = f"{module}.{key.tail}" if module else key.tail
-        copied = key.module.endswith(".base_layer") and key.tail != "bias"
+        # What a saved module stands for is saved, too, where PEFT saves the embeddings of a vocabulary that has grown.
+        original = key.module.endswith(".original_module")
+        copied = original or (key.module.endswith(".base_layer") and key.tail != "bias")
+        repeated = found.whole.get(name) if not copied else None
+        if repeated is not None and (_REPEAT in repeated.name) != (_REPEAT in origin.name):
+            # Then it repeats the saved module itself; the loader takes the one under the plain name.
+            found.whole[name] = repeated if _REPEAT in origin.name else origin
+            return
         _once(found.copies if copied else found.whole, name, origin)
 
 

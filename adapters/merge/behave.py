@@ -26,11 +26,6 @@ from weighbridge.registry.types import Finding, Value
 TASK: Final = "weighbridge.adapters.merge.behave_job:run"
 FIELD: Final = "behaviour"
 _DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_SHARE: Final = 1e-2
-"""The share of the adapter's own effect by which a merge may miss it whatever the precision."""
-
-_NOISE: Final = 1e-4
-"""The share of the outputs that single precision may lose on its way through the layers."""
 
 
 class Apart(Value, frozen=True):
@@ -98,7 +93,7 @@ def compare(plan: Plan, stage: Path, configs: Configs, progress: worker.Tell | N
 def wrong(seen: Distances) -> str | None:
     """Return what is wrong with a merged model that computes something else, None where it computes the same."""
     merged, base, noise = seen.merged, seen.base, seen.noise
-    if merged.largest <= max(_SHARE * base.largest, _NOISE * seen.scale):
+    if merged.largest <= max(outside.SHARE * base.largest, outside.NOISE * seen.scale):
         return None
     quiet = noise is not None and (
         merged.largest <= noise.largest or (merged.cosine <= noise.cosine and merged.kl <= noise.kl)

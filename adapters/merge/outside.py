@@ -38,10 +38,10 @@ LIBRARIES: Final = 1 << 30
 _DECOMPOSED: Final = frozenset({"OSF", "ADAMSS", "PSOFT", "FROD"})
 """Types that take every adapted weight apart and keep the parts."""
 
-_BEHAVIOUR: Final = 1e-2
+SHARE: Final = 1e-2
 """The share of the adapter's own effect on the outputs by which a merge may miss it."""
 
-_NOISE: Final = 1e-4
+NOISE: Final = 1e-4
 """The share of the outputs that single precision may lose on its way through the layers."""
 
 _ACTS: Final = frozenset(
@@ -451,7 +451,7 @@ def _behaves(seen: Behaviour | None) -> None:
     """Raise RefusedError where the merged model's outputs are not those of base and adapter together."""
     if seen is None:
         return
-    if not seen.error <= max(_BEHAVIOUR * seen.distance, _NOISE * seen.scale):
+    if not seen.error <= max(SHARE * seen.distance, NOISE * seen.scale):
         raise _wrong(
             f"on fixed inputs the merged model is {seen.error:.3g} away from base and adapter together, "
             f"these are {seen.distance:.3g} away from the base"
