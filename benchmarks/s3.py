@@ -26,6 +26,7 @@ from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.flow.sources import SourceFile
 from weighbridge.registry.hashing import sha256_file
+from weighbridge.registry.remotes.s3.probe import record_path
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import measure, seaweed
 from weighbridge_testlib.publishing import OWNER
@@ -49,9 +50,15 @@ NAME: Final = "bench"
 # ---------------------------------------------------------------------------------------------- one way, in one process
 
 
+def opened(endpoint: str, prefix: str) -> S3Remote:
+    """Open the remote as commands do: what was found out of a store is believed for 30 days, not asked each time."""
+    place = Server(endpoint, BUCKET).place(prefix)
+    return S3Remote(place, record=record_path(Path(os.environ["WEIGHBRIDGE_CACHE"]), endpoint, BUCKET))
+
+
 def ours_publish(endpoint: str, prefix: str, folder: Path) -> None:
     """Publish a folder as the next version, without a copy: hashed, claimed, sent, verified, decided, announced."""
-    remote = S3Remote(Server(endpoint, BUCKET).place(prefix))
+    remote = opened(endpoint, prefix)
     registry = open_registry(remote, create=True)
     files = [
         SourceFile(path=path.name, source=str(path), size=path.stat().st_size, role="weights")
@@ -64,7 +71,7 @@ def ours_publish(endpoint: str, prefix: str, folder: Path) -> None:
 
 def ours_pull(endpoint: str, prefix: str, folder: Path) -> None:
     """Pull the version into a folder that is not there yet, every byte hashed."""
-    remote = S3Remote(Server(endpoint, BUCKET).place(prefix))
+    remote = opened(endpoint, prefix)
     pull(remote, NAME, 1, folder)
     remote.close()
 

@@ -5,10 +5,12 @@ collector is told to stay out of the way (modules are never garbage), and a proc
 its modules apart first.
 """
 
+import atexit
 import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 
@@ -23,7 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = _run(None)
     threads = sys.modules.get("threading")
     if threads is None or all(one.daemon for one in threads.enumerate() if one is not threads.main_thread()):
-        sys.stderr.flush()  # what was printed is out already; nothing is left that would have to be ended
+        atexit._run_exitfuncs()  # noqa: SLF001 - as the interpreter would, and nobody else can
+        with suppress(OSError, ValueError):  # a reader that left; what a command prints is out before it ends
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
     return code
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,7 +24,7 @@ import botocore.config
 import botocore.loaders
 import botocore.session
 from botocore.exceptions import ResponseStreamingError
-from botocore.utils import determine_content_length
+from botocore.utils import determine_content_length, parse_timestamp
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors
@@ -296,6 +297,8 @@ class Connection:
         try:
             session = botocore.session.Session(profile=place.profile)
             session.register_component("data_loader", _LOADER)
+            parsers = session.get_component("response_parser_factory")
+            parsers.set_parser_defaults(timestamp_parser=_instant)
             config = botocore.config.Config(
                 # Explicit checksums only: what the library adds by itself breaks stores that do not know trailers.
                 request_checksum_calculation=changes.get("request_checksum_calculation", "when_required"),
@@ -337,6 +340,14 @@ class Connection:
         except (KeyError, ValueError, TypeError):
             return
         self._date = (told, time.monotonic())
+
+
+def _instant(told: Any) -> datetime:
+    """Return a time that a store told; the library's own way takes longer than all else of a row of a listing."""
+    try:
+        return datetime.fromisoformat(told)
+    except (TypeError, ValueError):
+        return parse_timestamp(told)  # type: ignore[no-any-return]
 
 
 def _send_at_once(params: dict[str, Any], **_: Any) -> None:
