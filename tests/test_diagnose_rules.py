@@ -19,8 +19,8 @@ ELSEWHERE = {
     "claim-damaged", "card-damaged", "pull-unfinished", "secret-in-file", "path-outside-bundle", "sidecar-invalid",
     "hub-limit", "hub-card-refused", "merge-impossible", "merge-not-streamed", "merge-layers-replicated",
     "merge-changes-nothing", "merge-not-finite", "merge-unproven", "publish-refused", "wait-limit", "name-taken",
-    "name-invalid", "job-quarantined", "mirror-diverged", "mirror-refuses", "file-unsearched", "merge-not-made", "merge-memory-short",
-    "cast-impossible", "cast-changes-nothing", "cast-unproven",
+    "name-invalid", "job-quarantined", "mirror-diverged", "mirror-refuses", "file-unsearched", "merge-not-made",
+    "merge-memory-short", "cast-impossible", "cast-changes-nothing", "cast-unproven",
 }  # fmt: skip
 """Blocking findings about publishing, versions and merging: no program that loads the files ever meets them."""
 
