@@ -30,11 +30,12 @@ REGISTRY: Final = Path(sys.executable).parent / "registry"
 class Run:
     """Carries the commands of one case out, and counts what is wrong."""
 
-    def __init__(self, world: World, folder: Path, other: Path, cases: tuple[Case, ...]) -> None:
+    def __init__(self, world: World, folder: Path, other: Path, cases: tuple[Case, ...], bound: float) -> None:
         self.world = world
         self.folder = folder
         self.other = other
         self.cases = cases
+        self.bound = bound
         self.bad: list[str] = []
         self.longest = (0.0, "")
 
@@ -78,7 +79,7 @@ class Run:
         first = next((line for line in lines if line.startswith(("error:", "FAIL", "warn"))), lines[0] if lines else "")
         print(f"{case.title:<48} {command:<8} {taken:5.2f} s  {done.returncode}  {first[:110]}", flush=True)
         self.longest = max(self.longest, (taken, f"{command} of {case.title}"))
-        if taken > BOUND:
+        if taken > self.bound:
             self._fault(case, command, f"{taken:.1f} s")
         if done.returncode != wanted:
             self._fault(case, command, f"ended with {done.returncode}, not {wanted}: {said[-400:]}")
@@ -101,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--commands", default=",".join(USUAL), help=f"any of {','.join(COMMANDS)}, or all")
     parser.add_argument("--only", default="", help="cases whose title has these words")
+    parser.add_argument("--bound", type=float, default=BOUND, help="seconds that a command may take")
     options = parser.parse_args()
     commands = list(COMMANDS) if options.commands == "all" else options.commands.split(",")
     if unknown := set(commands) - set(COMMANDS):
@@ -115,7 +117,7 @@ def main() -> int:
         other = folder / "other"
         other.mkdir()
         Shelf(DirectoryRemote(other), registry="11111111-7a53-4b1e-9a0e-3f4f0f1b2c3d").publish("elsewhere")
-        run = Run(world, folder, other, chosen)
+        run = Run(world, folder, other, chosen, options.bound)
         for case in chosen:
             run.case(case, commands)
     for words in run.bad:
