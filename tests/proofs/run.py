@@ -48,7 +48,7 @@ PROOFS = (
     Proof("hub_scarce", (), (), 300),
     Proof("merge", ("--kills", "12"), ("--kills", "6"), 300),
     Proof("powerloss", ("--seconds", "90"), ("--rounds", "1", "--points", "6"), 200),
-    # Twice the promised five seconds: here it is words and codes that count, as a machine may be busy with other things.
+    # Twice the promised five seconds: here words and codes count, as a machine may be busy with other things.
     Proof("s3_bad", ("--commands", "ls,push", "--bound", "10"), ("--commands", "push", "--bound", "10"), 300),
     Proof("s3_faults", ("--rounds", "20"), ("--rounds", "10"), 240),
     Proof("s3_kill", ("--every", "12"), ("--every", "20"), 240),
