@@ -59,7 +59,7 @@ def split(text: str) -> Split:
         if any(_KEY_LINE.match(line) for line in lines[first + 1 : first + 3]):
             return Split(bom, _joined(lines[first + 1 :]), first + 2, "", closed=False)
         return Split(bom, None, 1, "".join(lines))
-    found = _displaced(lines)
+    found = _displaced(lines) if "---" in text else None
     if found is not None:
         begin, end = found
         body = "".join(lines[:begin] + lines[end + 1 :])
