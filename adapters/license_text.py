@@ -121,7 +121,8 @@ _TITLED = re.compile(
 )
 _SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([A-Za-z0-9.+() -]+)")
 _GRANT = re.compile(r"licensed under the apache license version 2 0")
-_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*_`>#|]|</?[a-zA-Z][^>]*>")
+_MARKS: Final = dict.fromkeys(map(ord, "*_`>#|"))
+_OPENING: Final = re.compile(r"\[|</?[a-zA-Z]")
 _STATED: Final = (
     re.compile(
         r"\b(?:licen[sc]ed|released|distributed|available|published|covered|provided|shared|governed)\s+(?:under|by)\s+"
@@ -237,7 +238,9 @@ def _sentences(body: str) -> Iterator[tuple[int, str]]:
     """Yield the text after each statement of a licence, and the lines right below a heading that says License."""
     below = 0
     for number, raw in enumerate(body.splitlines(), 1):
-        line = _MARKUP.sub(r"\1", raw).strip()
+        if not raw or raw.isspace():
+            continue
+        line = unmarked(raw).strip()
         badge = _STATED[3].search(raw)
         if badge:
             yield number, badge["name"].replace("--", "-").replace("%20", " ").replace("_", " ")
@@ -250,6 +253,41 @@ def _sentences(body: str) -> Iterator[tuple[int, str]]:
         elif below and line:
             yield number, line
         below = max(0, below - 1) if line else below
+
+
+def unmarked(line: str) -> str:
+    """Return a line of a card with the text of its links, and without tags and other marks; in time of its length."""
+    if "](" not in line and ">" not in line:
+        return line.translate(_MARKS)
+    parts: list[str] = []
+    done = bracket = paren = angle = 0  # where the next of each is, so that no stretch is searched twice
+    size = len(line)
+    for opening in _OPENING.finditer(line):
+        start = opening.start()
+        if start < done:
+            continue
+        if opening[0] == "[":
+            bracket = _next(line, "]", start + 1, bracket)
+            if not line.startswith("(", bracket + 1):
+                continue
+            paren = end = _next(line, ")", bracket + 2, paren)
+            text = line[start + 1 : bracket]
+        else:
+            angle = end = _next(line, ">", opening.end(), angle)
+            text = ""
+        if end < size:
+            parts += (line[done:start].translate(_MARKS), text)
+            done = end + 1
+    parts.append(line[done:].translate(_MARKS))
+    return "".join(parts)
+
+
+def _next(line: str, mark: str, start: int, known: int) -> int:
+    """Return where a mark comes next, the length of the line where none does; `known` is where it came last time."""
+    if known >= start:
+        return known
+    found = line.find(mark, start)
+    return len(line) if found < 0 else found
 
 
 def _named_in(text: str) -> Name | None:

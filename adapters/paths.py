@@ -148,7 +148,7 @@ def is_vocabulary(name: str) -> bool:
 def scan_text(name: str, text: str) -> list[Hit]:
     """Return the private paths in prose, YAML or a template; examples such as `/home/user` are passed over."""
     found: list[Hit] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.splitlines() if _SLASH.search(text) else (), 1):
         found += [Hit(name, f"line {number}", path) for path in _embedded(line) if not _PLACEHOLDER.search(path)]
     return _once(found)
 

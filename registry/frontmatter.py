@@ -20,6 +20,8 @@ _CARD_KEYS: Final = frozenset({
     "license", "license_name", "base_model", "library_name", "pipeline_tag", "tags", "language", "datasets",
     "metrics", "model-index",
 })  # fmt: skip
+_CARD_KEY = re.compile("|".join(map(re.escape, sorted(_CARD_KEYS))) + r"|\\")
+"""Stands in every block that holds a card key, which only an escape could spell otherwise; others need no reading."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
 _KEY_LINE = re.compile(r"[\"']?[A-Za-z_][\w. -]*[\"']?[ \t]*:(?:\s|$)")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
@@ -57,7 +59,7 @@ def split(text: str) -> Split:
         if any(_KEY_LINE.match(line) for line in lines[first + 1 : first + 3]):
             return Split(bom, _joined(lines[first + 1 :]), first + 2, "", closed=False)
         return Split(bom, None, 1, "".join(lines))
-    found = _displaced(lines)
+    found = _displaced(lines) if "---" in text else None
     if found is not None:
         begin, end = found
         body = "".join(lines[:begin] + lines[end + 1 :])
@@ -127,8 +129,11 @@ def _displaced(lines: list[str]) -> tuple[int, int] | None:
         if lines[begin].rstrip() != "---" or begin + 1 >= len(lines) or not _KEY_LINE.match(lines[begin + 1]):
             continue
         end = _closing(lines, begin + 1)
-        value = None if end is None else load(_joined(lines[begin + 1 : end])).value
-        if end is not None and isinstance(value, dict) and _CARD_KEYS & value.keys():
+        block = "" if end is None else _joined(lines[begin + 1 : end])
+        if end is None or not _CARD_KEY.search(block):
+            continue
+        value = load(block).value
+        if isinstance(value, dict) and _CARD_KEYS & value.keys():
             return begin, end
     return None
 

@@ -1,11 +1,15 @@
 """Private copies that commands make in the user's cache before they publish; a killed one leaves its copy behind.
 
 A copy is held by a lock on its folder that dies with its process, so that one that is still being sent is never swept.
+A cache may lie in a home that many machines share, and such a lock is seen by its own machine alone: a copy is called
+after the machine that made it, which may sweep it at once when it is free; any other machine waits for its age.
 """
 
 import fcntl
+import hashlib
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,12 +21,34 @@ from weighbridge.registry import disk
 from weighbridge.registry.refs import shown
 
 LEFTOVER_AFTER: Final = 3600.0
-"""Seconds in which nothing changed in a copy that nobody holds, after which its command is taken for dead."""
+"""Seconds in which nothing changed in a copy whose lock cannot be seen from here, after which its command is dead."""
+FREE_AFTER: Final = 60.0
+"""The same of a copy of this machine that nobody holds: it is free for a moment when it is made and when it is sent."""
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def root(environ: Mapping[str, str]) -> Path:
     """Return the folder of all copies; each has one of its own in it."""
     return Path(cache_dir(environ), "stage")
+
+
+def place_of(environ: Mapping[str, str], nonce: str) -> Path:
+    """Return where the copy of a command goes: its folder is called after this machine, since it was booted."""
+    return root(environ) / f"{_machine()}-{nonce}"
+
+
+@contextmanager
+def begun(place: Path) -> Iterator[None]:
+    """Make the folder of a copy and hold it while it is filled; nothing stays of one that could not be begun."""
+    with disk.speaking(f"cannot stage in {shown(str(place))}"):
+        place.mkdir(mode=0o700, parents=True)
+    try:
+        with held(place):
+            yield
+    except BaseException:
+        with suppress(OSError):
+            place.rmdir()
+        raise
 
 
 @contextmanager
@@ -35,11 +61,16 @@ def held(place: Path | None) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
+            with suppress(OSError):
+                os.utime(descriptor)  # so that it is young for whoever holds it next
             os.close(descriptor)
 
 
 def sweep(folder: Path, older_than: float) -> int:
-    """Remove the copies that nobody holds and in which nothing changed for so many seconds; return how many."""
+    """Remove the copies that nobody holds and in which nothing changed for so many seconds; return how many.
+
+    One of this machine goes after `FREE_AFTER` when that is sooner: that its lock is free says that its command ended.
+    """
     if not folder.is_dir():
         return 0
     removed = 0
@@ -47,21 +78,32 @@ def sweep(folder: Path, older_than: float) -> int:
         places = list(folder.iterdir())
     for place in places:
         with suppress(OSError):  # another process sweeps, too, or publishes and is done
+            free = _is_free(place)
+            sure = free is True and place.name.startswith(f"{_machine()}-")
             latest = max(found.lstat().st_mtime for found in (place, *place.rglob("*")))
-            if time.time() - latest >= older_than and _is_free(place):
+            if free is not False and time.time() - latest >= (min(older_than, FREE_AFTER) if sure else older_than):
                 shutil.rmtree(place, ignore_errors=True)
                 removed += not place.exists()
     return removed
 
 
-def _is_free(place: Path) -> bool:
+def _is_free(place: Path) -> bool | None:
+    """Tell whether nobody holds a folder; None where that cannot be told, of a file or where none can be locked."""
     try:
         os.close(_locked(place))
     except BlockingIOError:
         return False
     except OSError:
-        return True  # no folder, or one that cannot be locked: its age has to do
+        return None
     return True
+
+
+def _machine() -> str:
+    """Return what tells this machine from others that see the same folder, and from itself before it was booted."""
+    try:
+        return _BOOT.read_text("ascii")[:8]
+    except (OSError, ValueError):
+        return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def _locked(place: Path) -> int:

@@ -98,4 +98,6 @@ def test_a_block_that_stands_elsewhere_is_found_but_marked() -> None:
     assert parts.line == 4
     assert parts.body == "**Note**\n\n\nbody\n"
     assert frontmatter.split("# T\n---\nhello: there\n---\n").front is None
+    assert frontmatter.split("# T\n---\nhello: license\n---\n").front is None
+    assert frontmatter.split('# T\n---\na: 1\n"\\x6cicense": mit\n---\n').displaced
     assert frontmatter.split("# T\n```\n---\nlicense: mit\n---\n```\n").front is None

@@ -1,6 +1,8 @@
 """Whose licence a model is under, with the evidence, and what contradicts it."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -86,6 +88,35 @@ def test_no_text_makes_the_names_fail(text: str) -> None:
     license_names.nearest_known(text)
     license_text.recognise(text)
     license_text.statements(text)
+
+
+class Searched(str):
+    """A line of a card that counts the characters its searches pass."""
+
+    __slots__ = ("passed",)
+    passed: int
+
+    def find(self, *given: Any) -> int:
+        """Search as text does, and count from where it began to where it ended."""
+        found = super().find(*given)
+        self.passed += (len(self) if found < 0 else found + 1) - int(given[1])
+        return found
+
+
+@given(st.text(alphabet="[]()<>/a*#_ b\u8bb8", max_size=30))
+def test_a_line_is_its_text_without_marks(line: str) -> None:
+    """Of links their text stays, tags go, and so do the marks outside of both: as one pattern says it, slowly."""
+    marks = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*_`>#|]|</?[a-zA-Z][^>]*>")
+    assert license_text.unmarked(line) == marks.sub(r"\1", line)
+
+
+@pytest.mark.parametrize("unit", ["[", "<a", "[a](", "[a]", "<a>", "#", "[<a"])
+def test_a_line_is_searched_once(unit: str) -> None:
+    """However many links and tags a line begins and never ends, no stretch of it is searched twice for one mark."""
+    line = Searched(unit * 2000 + "](>")
+    line.passed = 0
+    license_text.unmarked(line)
+    assert line.passed <= 3 * len(line)
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,9 @@ def test_a_record_that_cannot_be_kept_fails_no_upload(
     remote.close()
 
 
-def leave(server: Server, prefix: str, bodies: list[bytes]) -> None:
+def leave(server: Server, prefix: str, bodies: list[bytes], key: str = KEY) -> None:
     """Leave an unfinished upload with these parts."""
-    client, key = server.client(), f"{prefix}/{KEY}"
+    client, key = server.client(), f"{prefix}/{key}"
     upload = client.create_multipart_upload(Bucket=server.bucket, Key=key, ChecksumAlgorithm="SHA256")["UploadId"]
     for number, body in enumerate(bodies, 1):
         client.upload_part(
@@ -138,7 +138,7 @@ def leave(server: Server, prefix: str, bodies: list[bytes]) -> None:
 
 
 def test_parts_of_another_file_are_not_trusted(seaweed: Server, tmp_path: Path) -> None:
-    """A part that holds other bytes is sent again; an upload whose first part differs is left alone, and swept."""
+    """A part that holds other bytes is sent again; of an upload whose first part differs, nothing is used."""
     given = big(tmp_path / "f", 3)
     body = given[0].read_bytes()
     leave(seaweed, "foreign-late", [body[:PART], b"x" * PART])
@@ -152,10 +152,22 @@ def test_parts_of_another_file_are_not_trusted(seaweed: Server, tmp_path: Path) 
     remote.upload(KEY, *given)
     assert remote.link.counts["upload_part"] == 3
     assert remote.stat(KEY).sha256 == given[2]
-    assert len(unfinished(seaweed, "foreign-early")) == 1
+    remote.close()
+
+
+def test_a_file_that_is_whole_ends_what_was_unfinished_of_its_key(seaweed: Server, tmp_path: Path) -> None:
+    """Killed tries leave uploads with no part yet, a part of ours and one of another file; of other keys all stay."""
+    given = big(tmp_path / "f", 2)
+    for key, parts in ((KEY, []), (KEY, [given[0].read_bytes()[:PART]]), (KEY, [b"x" * PART]), (f"{KEY}.old", [])):
+        leave(seaweed, "tries", parts, key)
+    remote = remote_at(seaweed, "tries")
+    remote.upload(KEY, *given)
+    assert remote.link.counts["upload_part"] == 1
+    assert remote.stat(KEY).sha256 == given[2]
+    assert [upload["Key"] for upload in unfinished(seaweed, "tries")] == [f"tries/{KEY}.old"]
     assert remote.sweep(3600) == 0
     assert remote.sweep(-10) == 1
-    assert unfinished(seaweed, "foreign-early") == []
+    assert unfinished(seaweed, "tries") == []
     remote.close()
 
 

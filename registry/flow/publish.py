@@ -7,6 +7,7 @@ Every step can be repeated after a crash, by anybody who has the bytes.
 import os
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -82,18 +83,21 @@ def prepare(
     if place is None and remote.properties.commits:
         # What is committed at once cannot be looked at again before the decision: it always goes from a private copy.
         # A command's copy ends with the command, so it need not survive a crash of the machine.
-        place, own, durable = stages.root(os.environ) / nonce, True, False
+        place, own, durable = stages.place_of(os.environ, nonce), True, False
         mode = "copy" if mode == "direct" else mode
     if place is None and made:
         mode = "copy"
-        place = stages.root(os.environ) / nonce
+        place = stages.place_of(os.environ, nonce)
+    begun: AbstractContextManager[None] = nullcontext()
     if place is not None and place.parent == stages.root(os.environ):
         stages.sweep(place.parent, stages.LEFTOVER_AFTER)
+        begun = stages.begun(place)
     try:
-        bundle = staging.stage(
-            files, place, mode=mode, transform=transform, made=made, inputs=inputs,
-            reserve=reserve, durable=durable, progress=progress,
-        )  # fmt: skip
+        with begun:
+            bundle = staging.stage(
+                files, place, mode=mode, transform=transform, made=made, inputs=inputs,
+                reserve=reserve, durable=durable, progress=progress,
+            )  # fmt: skip
     except errors.DiskFullError:
         if own or mode != "auto" or made:
             raise

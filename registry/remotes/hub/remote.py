@@ -9,7 +9,6 @@ import itertools
 import secrets
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -19,7 +18,6 @@ from typing import Final
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, stages, types
-from weighbridge.registry.manifest import canonical
 from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing, Writer
 from weighbridge.registry.remotes.hub import locks, numbers
@@ -28,6 +26,7 @@ from weighbridge.registry.remotes.hub.client import Line, Patience, warm_up
 from weighbridge.registry.remotes.hub.discovery import PARALLEL, listing
 from weighbridge.registry.remotes.hub.keys import Place, place_of
 from weighbridge.registry.remotes.hub.models import Models
+from weighbridge.registry.remotes.hub.objects import marker, under
 from weighbridge.registry.remotes.hub.preflight import Limits, Preflight
 from weighbridge.registry.remotes.hub.repositories import Repositories
 from weighbridge.registry.remotes.hub.tagging import follow
@@ -479,42 +478,7 @@ class HubRemote:
         return errors.MissingError(f"{shown(key)} is not there", why=f"{self.url} holds nothing under this key")
 
     def _marker(self) -> bytes:
-        """Return the registry's marker: there is no place for one, so it follows from the address."""
-        where = f"{self.line.endpoint}/{self._owner}".casefold()
-        return canonical(
-            types.Registry(
-                schema=types.SCHEMA_REGISTRY,
-                registry=str(uuid.uuid5(uuid.NAMESPACE_URL, where)),
-                format=1,
-                min_reader=1,
-                min_writer=1,
-                mode="shared",
-            )
-        )
+        return marker(self.line.endpoint, self._owner)
 
     def _under(self, prefix: str) -> Iterator[Stat]:
-        if layout.MARKER.startswith(prefix):
-            yield Stat(layout.MARKER, len(self._marker()), None, 0.0)
-        if not prefix.startswith(layout.MODELS):
-            names = sorted(self.repositories.all()) if layout.MODELS.startswith(prefix) else []
-        else:
-            name, slash, _ = prefix.removeprefix(layout.MODELS).partition("/")
-            names = [name] if slash else [n for n in sorted(self.repositories.all()) if n.startswith(name)]
-        for name in names:
-            yield from (stat for stat in self._of_name(name, prefix) if stat.key.startswith(prefix))
-
-    def _of_name(self, name: str, prefix: str) -> Iterator[Stat]:
-        ledger = self.ledger(name)
-        if ledger is None:
-            return
-        root = f"{layout.MODELS}{name}/"
-        for told in ledger.versions:
-            stored = seconds(told.stored_at) or 0.0
-            yield Stat(layout.claim(name, told.n), 0, None, stored)
-            folder = layout.version(name, told.n)
-            if prefix.startswith(folder) or folder.startswith(prefix):
-                version = self._versions.get(name, told.n)
-                for held in version.files.values() if version else ():
-                    yield Stat(folder + held.path, held.size, held.sha256, stored)
-        for path, noted in ledger.objects.items():
-            yield Stat(f"{root}_wb/{path}", len(noted.body.encode()), None, seconds(noted.at) or 0.0)
+        return under(prefix, self._marker(), self.repositories, self._versions, self.ledger)

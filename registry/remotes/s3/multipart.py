@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -113,9 +113,11 @@ def send(job: Job, descriptor: int) -> Sent:
     """Send a file in parts and return what the server confirmed.
 
     Raises SourceChangedError before anything is visible, ExistsError when the key is taken, RetryableError and
-    OutcomeUnknownError, after which the next call goes on from the parts that are there.
+    OutcomeUnknownError, after which the next call goes on from the parts that are there. Once the file is confirmed,
+    the uploads of its key that were unfinished before are ended: none of them can become anything any more.
     """
-    upload, there = _resume(job, descriptor) or (_begin(job), {})
+    before = _unfinished(job)
+    upload, there = _resume(job, descriptor, before) or (_begin(job), {})
     try:
         parts = _send_parts(job, descriptor, upload, there)
         etag = _complete(job, upload, parts)
@@ -126,7 +128,11 @@ def send(job: Job, descriptor: int) -> Sent:
         if error.data.get("kind") == "gone":
             raise _gone(job, error) from error
         raise
-    return _confirmed(job, etag, [part.digest for part in parts])
+    sent = _confirmed(job, etag, [part.digest for part in parts])
+    for other in before:
+        if other != upload:
+            _abort(job, other)
+    return sent
 
 
 def _begin(job: Job) -> str:
@@ -144,30 +150,45 @@ def _begin(job: Job) -> str:
     return str(answer["UploadId"])
 
 
-def _resume(job: Job, descriptor: int) -> tuple[str, dict[int, Mapping[str, Any]]] | None:
-    """Return an unfinished upload of the same file with its parts, or None.
+def _unfinished(job: Job) -> list[str]:
+    """Return the unfinished uploads of exactly this key, the latest first; none where the list is refused or unknown.
 
-    It is the same file when the first of its parts is; each other one is compared when its turn comes. A list that is
-    refused or not known only means that everything is sent.
+    A killed process leaves one behind; it has no parts when its first one had not arrived.
     """
-    try:
-        for upload in sorted(uploads(job.link, job.key, exact=True), key=lambda u: u["Initiated"], reverse=True):
-            there = {int(part["PartNumber"]): part for part in _listed(job, str(upload["UploadId"]))}
-            if not there:
-                continue
-            number = min(there)
+    found: list[Mapping[str, Any]] = []
+    with _unless_told():
+        found = sorted(uploads(job.link, job.key, exact=True), key=lambda u: u["Initiated"], reverse=True)
+    return [str(upload["UploadId"]) for upload in found]
+
+
+def _resume(job: Job, descriptor: int, before: list[str]) -> tuple[str, dict[int, Mapping[str, Any]]] | None:
+    """Return the first of these uploads that is of the same file, with its parts, or None.
+
+    It is the same file when the first of its parts is; each other one is compared when its turn comes. One without
+    parts does not tell what it is of. A list that is refused or not known only means that everything is sent.
+    """
+    with _unless_told():
+        for upload in before:
+            there = {int(part["PartNumber"]): part for part in _listed(job, upload)}
+            number = min(there, default=0)
             size = min(job.part, job.size - (number - 1) * job.part)
-            if size <= 0:
-                continue
-            body = os.pread(descriptor, size, (number - 1) * job.part)
-            if _same(there[number], body, hashlib.sha256(body).digest()):
-                return str(upload["UploadId"]), there
+            if number and size > 0:
+                body = os.pread(descriptor, size, (number - 1) * job.part)
+                if _same(there[number], body, hashlib.sha256(body).digest()):
+                    return upload, there
+    return None
+
+
+@contextmanager
+def _unless_told() -> Iterator[None]:
+    """Do without an answer that is refused, not known, or not to be had now."""
+    try:
+        yield
     except (errors.DeniedError, errors.NotFoundError, errors.RetryableError):
-        return None
+        return
     except errors.WeighbridgeError as error:
         if type(error) is not errors.WeighbridgeError:
             raise
-    return None
 
 
 def uploads(link: Connection, prefix: str, *, exact: bool = False) -> Iterator[Mapping[str, Any]]:

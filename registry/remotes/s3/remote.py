@@ -17,7 +17,7 @@ import threading
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,6 @@ from botocore.exceptions import FlexibleChecksumError
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk, errors, layout
-from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import check_key, shown
 from weighbridge.registry.remotes.protocol import Chunk, Progress, Properties, Stat
 from weighbridge.registry.remotes.s3 import multipart, proofs
@@ -35,6 +34,7 @@ from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_sensele
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
 from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Buffers, Reader
+from weighbridge.registry.remotes.s3.source import changed, opened, whole
 
 SINGLE: Final = 16 << 20
 """Files up to this size are sent in one request."""
@@ -110,15 +110,15 @@ class S3Remote:
         either way: `stat` knows the outcome. Raises SourceChangedError before anything is visible, VanishedError.
         """
         check_key(key)
-        with _opened(source) as descriptor:
+        with opened(source) as descriptor:
             if os.fstat(descriptor).st_size != size:
-                raise _changed(source, f"it has {os.fstat(descriptor).st_size} bytes, expected were {size}")
+                raise changed(source, f"it has {os.fstat(descriptor).st_size} bytes, expected were {size}")
             can = self._writable()
             given = self._given(payload=size > self._single)
             if size <= self._single:
                 body = self._sending.take(size)
                 try:
-                    _whole(descriptor, source, body, sha256, progress)
+                    whole(descriptor, source, body, sha256, progress)
                     self._put(key, body, bytes.fromhex(sha256), can, given, look=False)
                 finally:
                     self._sending.give(body)
@@ -471,38 +471,3 @@ def _refuse_page(answer: Mapping[str, Any], url: str) -> None:
             fix="correct the endpoint of this remote",
             remote=url,
         )
-
-
-@contextmanager
-def _opened(source: Path) -> Iterator[int]:
-    try:
-        descriptor = disk.open_source(source)
-    except FileNotFoundError as error:
-        raise errors.VanishedError(f"{shown(source.name)} is gone", why=f"{shown(str(source))} went away") from error
-    except OSError as error:
-        raise disk.translate(error, f"cannot read {shown(str(source))}") from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _whole(descriptor: int, source: Path, body: bytearray, sha256: str, progress: Progress | None) -> None:
-    """Read a file into the buffer that is sent. Raises SourceChangedError when it is not what was hashed."""
-    have = 0
-    with disk.speaking(f"cannot read {shown(str(source))}"), memoryview(body) as view:
-        while have < len(body) and (count := os.readv(descriptor, [view[have : have + CHUNK]])):
-            have += count
-            if progress is not None:
-                progress(count)
-        more = len(os.read(descriptor, 1))
-    found = hashlib.sha256(body).hexdigest()
-    if have != len(body) or more or found != sha256:
-        read = f"{have + more} bytes with sha256 {found[:12]} were read"
-        raise _changed(source, f"{read}, expected were {len(body)} with {sha256[:12]}")
-
-
-def _changed(source: Path, why: str) -> errors.SourceChangedError:
-    return errors.SourceChangedError(
-        f"{shown(source.name)} changed while it was read", why=why, fix="wait until its writer is done, then repeat"
-    )
