@@ -67,8 +67,8 @@ def sides(
             why=f"its content is {content[:19]}, recorded was {want.content[:19]}",
             fix="put the right one there, or name its folder in [merge] bases",
         )
-    artifact = seen.base.artifact if seen.base is not None else "base"
-    return Sides(seen, one, Parent(ref=ref or facts.base.id or artifact, content=content or "sha256:"))
+    content = content or "sha256:"
+    return Sides(seen, one, Parent(ref=ref or content, content=content))
 
 
 def made_before(home: Home, name: str, derivation: str) -> int | None:

@@ -1,5 +1,6 @@
 """`registry merge`: an adapter and its base become one model that any server loads, proven number by number."""
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from weighbridge.adapters.license import cache_roots
 from weighbridge.adapters.merge import identity, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
@@ -134,14 +136,13 @@ def _publish(
                provenance=side.provenance, base=side.base)
         for side, one in zip(found, seen.adapters, strict=True)
     ]  # fmt: skip
-    recorded = seen.adapters[0].base.id
-    beneath = Parent(
-        ref=under.ref if under.content else recorded or seen.base.artifact,
-        content=under.content or papers.content_of(seen.base),
-    )
-    admission = papers.admit_merged(
-        done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname()
-    )
+    content = under.content or papers.content_of(seen.base)
+    beneath = Parent(ref=under.ref if under.content else content, content=content)
+    with sides.asking(chosen) as ask:
+        admission = papers.admit_merged(
+            done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname(),
+            caches=cache_roots(os.environ), ask=ask,
+        )  # fmt: skip
     return sides.publish_made(
         name, admission, papers.derivation(adapters, beneath, dtype), maker="merge", chosen=chosen, out=out
     )
