@@ -55,7 +55,7 @@ def sides(
     )
     at(found.path)
     # Memory is asked about where the merge is made, at the moment it begins.
-    seen = look([adapter], found.path, dtype=merge.dtype, weigh=False, here=False)
+    seen = look([adapter], found.path, dtype=merge.dtype, weigh=False, here=False, called=found.ref)
     one = Parent(ref=merge.ref, content=manifest.content, provenance=facts.provenance, base=facts.base)
     content, ref = found.content, found.ref
     if content is None and seen.base is not None and seen.planned is not None:

@@ -1,11 +1,13 @@
 """A base in a folder of one machine: its path goes nowhere where paths are not kept, and what was used is recorded."""
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from weighbridge.adapters.merge import casting
+from weighbridge.adapters.merge.preview import look
 from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.errors import RefusedError
@@ -151,3 +153,54 @@ def test_what_was_merged_with_is_recorded(desk: Desk) -> None:
     facts = sealed(desk, "version-merged-bf16").facts
     assert (facts.base.id, facts.base.content) == ("tb@v1", pushed["content"])
     assert (facts.lineage[1].ref, facts.lineage[1].content) == ("tb@v1", pushed["content"])
+
+
+def test_the_record_of_a_folder_names_what_was_used_and_no_path(desk: Desk) -> None:
+    """merge.json tells one base from another by its tensors, and says no more of a path than that there is one."""
+    records = {}
+    for base in ("tA", "tB"):
+        done = desk.ok("merge", "tad", "--base", base, "--to", f"out-{base}", "--json").json
+        text = (desk.folder / f"out-{base}" / "merge.json").read_text()
+        assert str(desk.folder) not in text
+        records[base] = json.loads(text)
+        missing = done["facts"].keys() - records[base]["facts"].keys()
+        assert {"base_model"} <= missing <= {"base_model", "base_found", "local_paths", "device", "device_told"}
+    assert [one["base"] for one in records.values()] == [None, None]
+    assert records["tA"]["base_tensors"] != records["tB"]["base_tensors"]
+    assert records["tA"]["adapters"][0]["base_model"] == "<path>"
+    desk.ok("push", "tA", "--name", "ta", "--remote", "team")
+    desk.ok("merge", "tad", "--base", "ta@v1", "--to", "version", "--remote", "team")
+    record = json.loads((desk.folder / "version" / "merge.json").read_text())
+    assert (record["base"], record["base_tensors"]) == ("ta@v1", records["tA"]["base_tensors"])
+
+
+def test_a_base_that_nothing_speaks_for_is_told_in_the_real_run(desk: Desk) -> None:
+    """A warning goes to stderr before the work; there is none where the adapter names this very folder."""
+    sentence = "warn: nothing in the adapter tells whether this base is the one it was trained on"
+    builders.lora_adapter(desk.folder / "loose", base="example-org/tiny-base")
+    assert sentence in desk.ok("merge", "loose", "--base", "tA", "--to", "one").err
+    assert sentence not in desk.ok("merge", "tad", "--base", "tA", "--to", "two").err
+    said = desk.ok("merge", "tad", "--base", "tB", "--to", "three").err
+    assert sentence not in said
+    assert f"merge-base-other  the adapter was trained on {desk.folder}/tA, and tB has other tensors" in said
+
+
+def test_a_folder_that_the_adapter_names_is_compared(tmp_path: Path) -> None:
+    """The folder itself and an equal copy speak for the base; a changed value, dtype or name speaks against it."""
+    first = builders.llama_model(tmp_path / "a", seed=1)
+    adapter = builders.lora_adapter(tmp_path / "ad", base=str(first))
+    (tmp_path / "link").symlink_to(first)
+    copy = builders.llama_model(tmp_path / "copy", seed=1, shards=2)
+    for base in (first, tmp_path / "link", copy):
+        assert look([adapter], base, weigh=False).facts["base_identity"] == "folder"
+    tensors = dict(builders.llama_tensors(seed=1))
+    raw = bytearray(builders.pack(*tensors["model.norm.weight"]))
+    raw[-1] ^= 1
+    tensors["model.norm.weight"] = (*tensors["model.norm.weight"][:2], bytes(raw))
+    other = builders.llama_model(tmp_path / "other", tensors=tensors)
+    seen = look([adapter], other, weigh=False, called="b@v2")
+    assert (seen.outcome, seen.facts["base_identity"]) == ("warn", None)
+    told = next(one for one in seen.findings if one.code == "merge-base-other")
+    assert told.message == f"the adapter was trained on {first}, and b@v2 has other tensors"
+    unread = look([adapter], other, weigh=False, here=False)
+    assert (unread.outcome, unread.facts["base_identity"]) == ("accept", None)

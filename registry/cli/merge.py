@@ -97,7 +97,8 @@ def merge(
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
         sides.apart(target, *found, under)
-        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run)
+        fetched = under.ref if under.content else None
+        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run, called=fetched)
         if dry_run:
             _show(seen, out)
             return EXIT[seen.outcome]
@@ -105,6 +106,9 @@ def merge(
         if name is not None or target is None:  # a wrong name or remote is told before the work, not after
             check_name(wanted or "")
             chosen = context.choose_remote(context.settings(config), remote)
+        unsure = identity.told(seen.facts.get("base_identity"), seen.findings) == identity.UNKNOWN
+        if unsure and seen.planned is not None:
+            out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
         with following(out) as follower:
             done = start.merge(
@@ -180,7 +184,7 @@ def _show(seen: Look, out: Output) -> None:
         share = facts.get("unchanged_share")
         if share is not None:
             out.say(f"  {share:.1%} of the touched elements would stay as they are")
-        out.say(f"  {identity.told(facts.get('base_identity'))}")
+        out.say(f"  {identity.told(facts.get('base_identity'), seen.findings)}")
     _findings(seen.findings, out)
 
 

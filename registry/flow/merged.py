@@ -16,6 +16,7 @@ from weighbridge import __version__
 from weighbridge.adapters import card_facts, license, prove_base, provenance, sidecar  # noqa: A004 - about licences
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
+from weighbridge.adapters.merge.identity import UNLIKE
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.paths import from_cache, is_local
@@ -163,7 +164,7 @@ def base_of(
         why = f"its folder is a snapshot in a Hub cache{_claimed(first, recorded, keep=keep)}"
         return msgspec.structs.replace(facts, id=at[0], revision=at[1], evidence=why), []
     proven = recorded is not None and (at is not None or base.content in {adapter.base.content, first.base.content})
-    other = any(one.code == "merge-base-other" for one in look.findings)
+    other = any(one.code == UNLIKE for one in look.findings)
     named = not base.ref.startswith(_DIGEST)
     if proven or (recorded is not None and not named and not other):
         revision = revision_of(look, adapter, base)
