@@ -30,7 +30,7 @@ KNOWN: Final = {
     "copies": "the base's tensors that the adapter holds a copy of are this base's",
     "commit": "the base is the one, and at the commit, that the adapter records",
     "id": "the base lies in a Hub cache under the id that the adapter records, which names no commit",
-    "folder": "the base is the folder that the adapter names, or equals it in names, shapes and both ends of every tensor",
+    "folder": "the base is the folder that the adapter names, or equals it in shapes and both ends of every tensor",
 }
 """What can speak for a base, by the word of the fact `base_identity`; the first that holds counts."""
 
