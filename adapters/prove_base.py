@@ -126,6 +126,18 @@ def unproven(named: str, subject: str, proof: Proof) -> Finding:
     )
 
 
+def by_path(named: str, subject: str) -> Finding:
+    """Return the finding that a base is named by a path of some machine."""
+    return finding(
+        "base-local-path",
+        subject,
+        f"the base is named by a path, {shown(named)}: nobody else can resolve it",
+        "write the base's Hub id, or name it in weighbridge.yaml",
+        base_is_local_path=True,
+        local_paths=[named],
+    )
+
+
 def standing(base: BaseFacts, subject: str, ask: Models) -> tuple[ModelSeen | None, list[Finding]]:
     """Return what the Hub says of a base that has an id, and what follows for whoever uses the artifact."""
     name = base.id or ""

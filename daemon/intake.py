@@ -102,7 +102,7 @@ class Intake:
         self._mountinfo = mountinfo
         self._look = look
         self._below = below
-        self._caches = caches
+        self.caches = caches
         self._values = values
         self._stamps: dict[str, tuple[int, int] | None] = {}
 
@@ -244,7 +244,7 @@ class Intake:
         found = inspect(
             Path(job.path),
             ignore=[*rule.ignore, *below],
-            caches=self._caches,
+            caches=self.caches,
             values=self._values,
             prefer_averaged=rule.ema == "prefer",
         )
@@ -344,8 +344,8 @@ class Intake:
                 started_at=None if began is None else spelled(began),
                 host=self._host,
                 extra=self._late(job),
-                caches=self._caches,
-                ask=self._hub(rule),
+                caches=self.caches,
+                ask=self.hub(rule),
                 published=partial(self._homes.published_as, (rule.home, *rule.mirrors)),
                 hashed=hashed,
             )
@@ -353,7 +353,7 @@ class Intake:
             refused.data["findings"] = offered(job, refused.data["findings"])
             raise
 
-    def _hub(self, rule: WatchRule) -> types.Models | None:
+    def hub(self, rule: WatchRule) -> types.Models | None:
         """Return how the Hub among a rule's remotes is asked about models; None where there is none."""
         for name in (rule.home, *rule.mirrors):
             if self._remotes[name].url.startswith("hf://"):

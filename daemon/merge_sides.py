@@ -55,7 +55,7 @@ def sides(
     )
     at(found.path)
     # Memory is asked about where the merge is made, at the moment it begins.
-    seen = look([adapter], found.path, dtype=merge.dtype, weigh=False, here=False)
+    seen = look([adapter], found.path, dtype=merge.dtype, weigh=False, here=False, called=found.ref)
     one = Parent(ref=merge.ref, content=manifest.content, provenance=facts.provenance, base=facts.base)
     content, ref = found.content, found.ref
     if content is None and seen.base is not None and seen.planned is not None:
@@ -67,8 +67,8 @@ def sides(
             why=f"its content is {content[:19]}, recorded was {want.content[:19]}",
             fix="put the right one there, or name its folder in [merge] bases",
         )
-    artifact = seen.base.artifact if seen.base is not None else "base"
-    return Sides(seen, one, Parent(ref=ref or facts.base.id or artifact, content=content or "sha256:"))
+    content = content or "sha256:"
+    return Sides(seen, one, Parent(ref=ref or content, content=content))
 
 
 def made_before(home: Home, name: str, derivation: str) -> int | None:

@@ -1,15 +1,20 @@
 """Is it the base the adapter was trained on? Copies of base tensors inside the adapter, and the ids on both sides."""
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from weighbridge.adapters.formats import safetensors
 from weighbridge.adapters.inspection import Artifact
+from weighbridge.adapters.license import local_base
+from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge.base import Base
 from weighbridge.adapters.merge.values import Origin, Source
 from weighbridge.adapters.peft_config import is_local, is_quantized
 from weighbridge.registry import findings
+from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
 
 _STEP: Final = 1 << 20
@@ -17,10 +22,15 @@ _CACHED: Final = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+?)/sn
 _WIDTH: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
+_ENDS: Final = 64 << 10
+"""Bytes at both ends of a tensor that are compared: further training changes the first of them already."""
+
+
 KNOWN: Final = {
     "copies": "the base's tensors that the adapter holds a copy of are this base's",
     "commit": "the base is the one, and at the commit, that the adapter records",
     "id": "the base lies in a Hub cache under the id that the adapter records, which names no commit",
+    "folder": "the base is the folder that the adapter names, or equals it in shapes and both ends of every tensor",
 }
 """What can speak for a base, by the word of the fact `base_identity`; the first that holds counts."""
 
@@ -30,9 +40,17 @@ UNKNOWN: Final = (
 )
 
 
-def told(known: str | None) -> str:
-    """Return a sentence on how far it is known that a base is the right one."""
-    return UNKNOWN if known is None else KNOWN[known]
+OTHER: Final = "the adapter names another one than this"
+
+UNLIKE: Final = "merge-base-other"
+"""The finding that says so."""
+
+
+def told(known: str | None, found: Iterable[Finding]) -> str:
+    """Return a sentence on how far it is known that a base is the right one; `found` are the findings of the two."""
+    if known is not None:
+        return KNOWN[known]
+    return OTHER if any(one.code == UNLIKE for one in found) else UNKNOWN
 
 
 def compare(
@@ -41,9 +59,13 @@ def compare(
     configs: Sequence[Mapping[str, Any]],
     copies: Sequence[tuple[str, Origin]],
     sources: Sequence[Source],
+    *,
+    here: bool = True,
+    called: str | None = None,
 ) -> tuple[str | None, list[Finding]]:
     """Return what speaks for the base, a word of KNOWN or None, and what says that it is another one. Raises OSError.
 
+    `here`: a folder that an adapter names may be looked into; `called` is the version that the base was fetched as.
     Of several adapters all have to agree: what speaks for the base is what is known of the least known one.
     """
     found: list[Finding] = []
@@ -68,12 +90,13 @@ def compare(
             )
     words: list[str | None] = []
     for one, config in zip(parts, configs, strict=True):
-        word, more = _ids(base, one, config)
+        named = local_base(config.get("base_model_name_or_path")) if here else None
+        word, more = _ids(base, one, config) if named is None else _folders(base, named, called or str(base.root))
         found += more
         words.append(word)
     if equal and len(parts) == 1:
         return "copies", found
-    return next((word for word in (None, "id", "commit") if word in words), None), found
+    return next((word for word in (None, "id", "folder", "commit") if word in words), None), found
 
 
 def _ids(base: Base, one: Artifact, config: Mapping[str, Any]) -> tuple[str | None, list[Finding]]:
@@ -89,7 +112,7 @@ def _ids(base: Base, one: Artifact, config: Mapping[str, Any]) -> tuple[str | No
         return ("id" if commit is None else "commit"), []
     return None, [
         findings.finding(
-            "merge-base-other",
+            UNLIKE,
             "base",
             f"the adapter was trained on {recorded}{f' at {commit[:12]}' if commit else ''}, this base is {known} at "
             f"{cached['commit'][:12]}",
@@ -97,6 +120,52 @@ def _ids(base: Base, one: Artifact, config: Mapping[str, Any]) -> tuple[str | No
             base_model=recorded,
             base_found=known,
             commit=cached["commit"],
+        )
+    ]
+
+
+def fingerprint(base: Base) -> str:
+    """Return a digest of all names, dtypes and shapes, and of both ends of each tensor's bytes. Raises OSError.
+
+    It costs 128 KiB of reading for a tensor, however large the model is; small tensors are in it whole.
+    """
+    digest = hashlib.sha256()
+    for name, one in sorted(base.places.items()):
+        digest.update(f"{name}\0{one.dtype}\0{one.shape}\n".encode())
+        with Path(base.sources[one.file].path).open("rb", buffering=0) as stream:
+            size = one.count * safetensors.BITS.get(one.dtype, 8) // 8
+            for at in sorted({0, max(0, size - _ENDS)}):
+                stream.seek(one.at + at)
+                digest.update(stream.read(min(_ENDS, size - at)))
+    return digest.hexdigest()
+
+
+def cached(root: Path) -> str | None:
+    """Return id@commit of a model that lies in a Hub cache, None for any other folder."""
+    found = _CACHED.search(str(root)) or _CACHED.search(str(root.resolve()))
+    return f"{found['owner']}/{found['name']}@{found['commit']}" if found is not None else None
+
+
+def _folders(base: Base, named: Path, called: str) -> tuple[str | None, list[Finding]]:
+    """Compare the base with the folder that the adapter names, which is there."""
+    if named.resolve() == base.root.resolve():
+        return "folder", []
+    try:
+        other = bases.read(named)
+    except OSError:
+        other = None  # what nobody may read tells nothing
+    if other is None:
+        return None, []
+    if fingerprint(other) == fingerprint(base):
+        return "folder", []
+    return None, [
+        findings.finding(
+            UNLIKE,
+            "base",
+            f"the adapter was trained on {shown(str(named))}, and {shown(called)} has other tensors",
+            "name the base the adapter was trained on",
+            base_model=str(named),
+            base_found=called,
         )
     ]
 

@@ -73,6 +73,8 @@ class Look(NamedTuple):
     files: list[JudgedFile]
     planned: Planned | None = None
     bundle: Bundle | None = None
+    called: str | None = None
+    """The version of the registry that the base is, where it was fetched as one."""
 
 
 def look(
@@ -83,12 +85,14 @@ def look(
     ignore: Sequence[str] = (),
     weigh: bool = True,
     here: bool = True,
+    called: str | None = None,
 ) -> Look:
     """Return what merging some adapters into a base would give.
 
     `dtype` is bf16, fp16 or fp32; None keeps what the base is stored in. With `weigh` the share of the change that
     rounding would lose is estimated, which the merge itself counts anyway. `here`: it would be made on this machine, so
-    that its memory counts. Raises OSError when a folder is gone.
+    that its memory counts, and a folder that the adapter names as its base may be looked into. `called` is the version
+    that the base was fetched as. Raises OSError when a folder is gone.
     """
     facts: dict[str, Any] = {}
     found: list[Finding] = []
@@ -114,7 +118,8 @@ def look(
         found += _licences(parts, judged, facts)
     if len(parts) < len(adapters):
         return _answer(tuple(parts), judged, facts, found)
-    return _planned(tuple(parts), judged, dtype, facts, found, weigh=weigh, here=here)
+    seen = _planned(tuple(parts), judged, dtype, facts, found, weigh=weigh, here=here, called=called)
+    return seen._replace(called=called)
 
 
 def _planned(
@@ -126,6 +131,7 @@ def _planned(
     *,
     weigh: bool,
     here: bool,
+    called: str | None,
 ) -> Look:
     """Plan the merge where both sides can be read."""
     configs = [_config(one) for one in parts]
@@ -160,7 +166,9 @@ def _planned(
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
-    facts["base_identity"], more = identity.compare(model, parts, configs, planned.copies, tuple(sources))
+    facts["base_identity"], more = identity.compare(
+        model, parts, configs, planned.copies, tuple(sources), here=here, called=called
+    )
     found += more
     if planned.plan is None:
         return _answer(parts, judged, facts, found)

@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from weighbridge import __version__
-from weighbridge.adapters import layout
+from weighbridge.adapters import layout, paths
 from weighbridge.adapters.inspect import inspect
+from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge import behave, identity, outside, pays, staging
 from weighbridge.adapters.merge.outside import Configs
 from weighbridge.adapters.merge.preview import COSINE, Look, update_lost
@@ -21,6 +22,8 @@ from weighbridge.registry.types import Finding
 
 RECORD: Final = "merge.json"
 """The record of a merge, beside the weights: what was merged, how, and what was proven."""
+
+_NAMELESS: Final = "<path>"
 
 SCHEMA: Final = "weighbridge/merge/1"
 
@@ -124,15 +127,19 @@ def _configs(look: Look) -> Configs:
 
 def _settle(look: Look, ready: Ready, result: dict[str, Any], *, unchanged: bool) -> Merged:
     told = msgspec.convert(result.get("findings", []), list[Finding])
-    found = [*look.findings, *_judged(result, ready, look.facts.get("base_identity"), unchanged=unchanged), *told]
+    found = [
+        *look.findings,
+        *_judged(result, ready, identity.told(look.facts.get("base_identity"), look.findings), unchanged=unchanged),
+        *told,
+    ]
     device = {name: value for name, value in result["arithmetic"].items() if name.startswith("device")}
     facts = {**look.facts, **_facts(result), **device}
     staging.publish(ready, _record(look, ready.identity, result, found))
     return Merged(path=str(ready.target), plan=ready.identity, files=result["files"], facts=facts, findings=found)
 
 
-def _judged(result: dict[str, Any], ready: Ready, known: str | None, *, unchanged: bool) -> list[Finding]:
-    """Return the findings of what was written; `known` is what speaks for the base.
+def _judged(result: dict[str, Any], ready: Ready, base: str, *, unchanged: bool) -> list[Finding]:
+    """Return the findings of what was written; `base` says how far it is known to be the right one.
 
     Raises RefusedError where it is not what it must be.
     """
@@ -189,7 +196,7 @@ def _judged(result: dict[str, Any], ready: Ready, known: str | None, *, unchange
             "model",
             f"{proof['tensors_copied']} tensors are the base's byte for byte, {proof['tensors_changed']} changed ones "
             f"were read again: {proof['elements_checked']} elements, none further from the exact sum than rounding "
-            f"allows{behave.told(seen_apart)}. Of the base: {identity.told(known)}",
+            f"allows{behave.told(seen_apart)}. Of the base: {base}",
             **_facts(result),
         )
     )
@@ -216,16 +223,24 @@ def _facts(result: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _record(look: Look, identity: str, result: dict[str, Any], found: list[Finding]) -> dict[str, Any]:
-    """Return the record of a merge; no path of this machine stands in it."""
+def _record(look: Look, plan: str, result: dict[str, Any], found: list[Finding]) -> dict[str, Any]:
+    """Return the record of a merge; no path of this machine stands in it.
+
+    `base` is what was merged into, by name and commit where it has such, `base_tensors` what tells it from others in
+    any case; what an adapter names as its base stands with the adapter.
+    """
+    assert look.base is not None
+    base = bases.read(Path(look.base.root))
+    facts = {**look.facts, **_facts(result)}
     return {
         "schema": SCHEMA,
-        "plan": identity,
+        "plan": plan,
         "tool": {"name": "weighbridge", "version": __version__},
-        "base": look.facts.get("base_model"),
+        "base": look.called or identity.cached(Path(look.base.root)),
+        "base_tensors": identity.fingerprint(base) if base is not None else None,
         "adapters": [
             {
-                "base_model": one.base.id,
+                "base_model": _NAMELESS if paths.is_local(one.base.id) else one.base.id,
                 "type": one.adapter.peft_type if one.adapter is not None else None,
                 "weights_sha256": _digest(one.root),
             }
@@ -235,8 +250,8 @@ def _record(look: Look, identity: str, result: dict[str, Any], found: list[Findi
         "dtype": result["dtype"],
         "arithmetic": result["arithmetic"],
         "files": result["files"],
-        "facts": {**look.facts, **_facts(result)},
-        "findings": msgspec.to_builtins(found),
+        "facts": {name: value for name, value in facts.items() if not paths.scan_value("", {name: value})},
+        "findings": msgspec.to_builtins([paths.redacted(one) for one in found]),
     }
 
 

@@ -1,5 +1,6 @@
 """`registry merge`: an adapter and its base become one model that any server loads, proven number by number."""
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from weighbridge.adapters.license import cache_roots
 from weighbridge.adapters.merge import identity, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
@@ -95,7 +97,8 @@ def merge(
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
         sides.apart(target, *found, under)
-        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run)
+        fetched = under.ref if under.content else None
+        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run, called=fetched)
         if dry_run:
             _show(seen, out)
             return EXIT[seen.outcome]
@@ -103,6 +106,9 @@ def merge(
         if name is not None or target is None:  # a wrong name or remote is told before the work, not after
             check_name(wanted or "")
             chosen = context.choose_remote(context.settings(config), remote)
+        unsure = identity.told(seen.facts.get("base_identity"), seen.findings) == identity.UNKNOWN
+        if unsure and seen.planned is not None:
+            out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
         with following(out) as follower:
             done = start.merge(
@@ -134,14 +140,13 @@ def _publish(
                provenance=side.provenance, base=side.base)
         for side, one in zip(found, seen.adapters, strict=True)
     ]  # fmt: skip
-    recorded = seen.adapters[0].base.id
-    beneath = Parent(
-        ref=under.ref if under.content else recorded or seen.base.artifact,
-        content=under.content or papers.content_of(seen.base),
-    )
-    admission = papers.admit_merged(
-        done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname()
-    )
+    content = under.content or papers.content_of(seen.base)
+    beneath = Parent(ref=under.ref if under.content else content, content=content)
+    with sides.asking(chosen) as ask:
+        admission = papers.admit_merged(
+            done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname(),
+            caches=cache_roots(os.environ), ask=ask,
+        )  # fmt: skip
     return sides.publish_made(
         name, admission, papers.derivation(adapters, beneath, dtype), maker="merge", chosen=chosen, out=out
     )
@@ -179,7 +184,7 @@ def _show(seen: Look, out: Output) -> None:
         share = facts.get("unchanged_share")
         if share is not None:
             out.say(f"  {share:.1%} of the touched elements would stay as they are")
-        out.say(f"  {identity.told(facts.get('base_identity'))}")
+        out.say(f"  {identity.told(facts.get('base_identity'), seen.findings)}")
     _findings(seen.findings, out)
 
 

@@ -26,7 +26,8 @@ from weighbridge.registry.flow.pull import checked_manifest, pull
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.refs import shown
-from weighbridge.registry.types import BaseFacts, Facts, Owner, Provenance, Receipt
+from weighbridge.registry.remotes import commits
+from weighbridge.registry.types import BaseFacts, Facts, Models, Owner, Provenance, Receipt
 
 KEPT: Final = 2 * 86_400.0
 """Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
@@ -164,6 +165,20 @@ def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, ou
             )
         manifest = checked_manifest(opened.remote, version.name, version.n, version.manifest)
     return Side(folder, version.ref, version.name, version.content, manifest.facts)
+
+
+@contextmanager
+def asking(chosen: RemoteSettings) -> Iterator[Models | None]:
+    """Yield how the Hub that a remote is on is asked about models, None for other remotes."""
+    if not chosen.url.startswith("hf://"):
+        yield None
+        return
+    opened = context.connect(chosen)
+    try:
+        hub = commits.of(opened)
+        yield hub.model if hub is not None else None
+    finally:
+        opened.close()
 
 
 def publish_made(

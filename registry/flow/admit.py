@@ -28,6 +28,7 @@ from weighbridge.registry.flow.admission import Admission
 from weighbridge.registry.flow.convert import convert
 from weighbridge.registry.flow.sources import SourceFile
 from weighbridge.registry.flow.stage import Made
+from weighbridge.registry.flow.withhold import PRIVATE, withheld
 from weighbridge.registry.hashing import CHUNK, tensor_digest
 from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.refs import path_fault
@@ -155,7 +156,7 @@ def admit(
     )
     return Admission(
         files=files,
-        facts=facts,
+        facts=withheld(facts, policy, name=name, where=artifact.root),
         transform=transform,
         findings=told,
         people=card.text if card.present else None,
@@ -274,16 +275,16 @@ def _paths(
     files: Sequence[SourceFile], told: list[Finding], policy: Policy, why: paths.Evidence | None
 ) -> tuple[dict[str, bytes], list[Finding]]:
     """Apply the path policy: keep with a note, rewrite by evidence, or block."""
-    private = [f for f in told if f.code in _PRIVATE]
+    private = [f for f in told if f.code in PRIVATE]
     if not private:
         return {}, told
     if policy.paths == "keep":
-        return {}, [msgspec.structs.replace(f, severity="note") if f.code in _PRIVATE else f for f in told]
+        return {}, [msgspec.structs.replace(f, severity="note") if f.code in PRIVATE else f for f in told]
     if policy.paths == "block":
-        return {}, [msgspec.structs.replace(f, severity="block") if f.code in _PRIVATE else f for f in told]
+        return {}, [msgspec.structs.replace(f, severity="block") if f.code in PRIVATE else f for f in told]
     transform: dict[str, bytes] = {}
     bundle = {f.path for f in files}
-    kept = [f for f in told if f.code not in _PRIVATE]
+    kept = [f for f in told if f.code not in PRIVATE]
     by_path = {f.path: f for f in files}
     for one in private:
         source = by_path.get(one.subject)
@@ -298,9 +299,6 @@ def _paths(
         kept += done.findings
         kept += [msgspec.structs.replace(f, severity="block") for f in paths.findings(done.left)]
     return transform, kept
-
-
-_PRIVATE: Final = frozenset({"private-path", "private-metadata", "base-local-path"})
 
 
 def _allowed(told: Iterable[Finding], policy: Policy) -> list[Finding]:
@@ -322,9 +320,9 @@ def _gate(artifact: Artifact, name: str, told: Sequence[Finding]) -> None:
     if blocks:
         why, fix = blocks[0].message, blocks[0].fix
         unproven = next((f for f in told if f.code == "base-unproven"), None)
-        if unproven is not None and blocks[0].code in _PRIVATE:
+        if unproven is not None and blocks[0].code in PRIVATE:
             why, fix = f"{why}; {unproven.message}", unproven.fix
-            if unproven.data.get("silent") and all(f.code in _PRIVATE for f in blocks):
+            if unproven.data.get("silent") and all(f.code in PRIVATE for f in blocks):
                 raise errors.UnreachableError(
                     f"{where} cannot be published as {name} yet",
                     why=why,
@@ -376,7 +374,7 @@ def _base(
 ) -> tuple[BaseFacts, paths.Evidence | None, list[Finding]]:
     """Return the base, what says which model that is where its name is a path, and what was tried in vain for it."""
     written = artifact.facts.get("base_model")
-    base, why = _named_base(artifact, note, card)
+    base, why = named_base(artifact, note, card)
     if pulled is not None:
         told = f"; its folder holds {pulled.known.ref if pulled.known else 'a version of a registry'}"
         base = msgspec.structs.replace(base, content=pulled.content, evidence=f"{base.evidence}{told}")
@@ -390,8 +388,8 @@ def _base(
     return msgspec.structs.replace(base, id=found.value, revision=found.revision, evidence=found.why), found, []
 
 
-def _named_base(artifact: Artifact, note: Sidecar, card: CardFacts) -> tuple[BaseFacts, paths.Evidence | None]:
-    """Return the base as sidecar, config, card and what lies beside them name it."""
+def named_base(artifact: Artifact, note: Sidecar, card: CardFacts) -> tuple[BaseFacts, paths.Evidence | None]:
+    """Return the base as sidecar, config, card and what lies beside them name it; never a path as its id."""
     own = artifact.base
     relation = own.relation or ("adapter" if artifact.kind == "adapter" else None)
     if note.base:

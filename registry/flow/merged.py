@@ -5,7 +5,6 @@ kind `merged` whose lineage names adapter and base.
 """
 
 import os
-import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,22 +13,27 @@ from typing import Final
 import msgspec
 
 from weighbridge import __version__
-from weighbridge.adapters import license, provenance, sidecar  # noqa: A004 - the module is about licences
+from weighbridge.adapters import card_facts, license, prove_base, provenance, sidecar  # noqa: A004 - about licences
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
+from weighbridge.adapters.merge.identity import UNLIKE
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
+from weighbridge.adapters.paths import from_cache, is_local
 from weighbridge.adapters.plan import CARD_ROLE, Policy
 from weighbridge.registry import errors
 from weighbridge.registry.flow.admission import Admission
-from weighbridge.registry.flow.admit import admit
+from weighbridge.registry.flow.admit import admit, named_base
+from weighbridge.registry.flow.withhold import withheld
 from weighbridge.registry.hashing import content_digest, derivation_key, sha256_bytes, sha256_file
-from weighbridge.registry.refs import SUFFIX_ROOM, check_name
+from weighbridge.registry.refs import SUFFIX_ROOM, check_name, shown
 from weighbridge.registry.types import (
     BaseFacts,
     FileEntry,
+    Finding,
     LicenseFacts,
     LineageEdge,
+    Models,
     Provenance,
     RunFacts,
     Value,
@@ -38,11 +42,17 @@ from weighbridge.registry.types import (
 _OURS: Final = ("merge-", "jail-", "license-looser-than-base")
 """Findings that a merge alone can have, and that stay with its version."""
 
+_DIGEST: Final = "sha256:"
+_GIVEN: Final = "it was given to the merge"
+
 WORDS: Final = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}
 
 
 class Parent(Value, frozen=True):
-    """What one side of a merge is called, and its content; `provenance` is that of a published adapter."""
+    """What one side of a merge is called, and its content; `provenance` is that of a published adapter.
+
+    A base that is no published version is called by its content.
+    """
 
     ref: str
     content: str
@@ -79,43 +89,105 @@ def derivation(adapters: Sequence[Parent], base: Parent, dtype: str) -> str:
 
 
 def admit_merged(
-    merged: Merged, look: Look, adapters: Sequence[Parent], base: Parent, *, name: str, policy: Policy, host: str
+    merged: Merged,
+    look: Look,
+    adapters: Sequence[Parent],
+    base: Parent,
+    *,
+    name: str,
+    policy: Policy,
+    host: str,
+    caches: Sequence[Path] = (),
+    ask: Models | None = None,
 ) -> Admission:
-    """Return what is published of a merged folder. Raises what `admit` raises."""
+    """Return what is published of a merged folder; `caches` and `ask` may tell which model of the Hub the base is.
+
+    Raises what `admit` raises.
+    """
     artifact = artifact_of(merged)
     licence = licence_of(look)
     first = look.adapters[0]
-    stated = BaseFacts(
-        id=first.base.id or base.ref,
-        revision=revision_of(look, adapters[0], base),
-        content=base.content,
-        relation="finetune",
-        evidence=first.base.evidence or "registry merge --base",
-    )
+    stated, tried = base_of(look, adapters[0], base, keep=policy.paths == "keep", caches=caches, ask=ask)
     root = Path(first.root)
     run = adapters[0].provenance.run if adapters[0].provenance is not None else run_of(root, "merge")
     artifact = msgspec.structs.replace(artifact, base=stated)
-    admission = admit(artifact, name=name, run=run, policy=policy, host=host, lookup=lambda _id, _revision: licence)
+    admission = admit(
+        artifact, name=name, run=run, policy=policy, host=host, extra=tried, lookup=lambda _id, _revision: licence
+    )
     known = adapters[0].provenance
+    owner = sidecar.read(root).owner
     if known is None:
         known = provenance.gather(root, run, sidecar.read(root), step=first.step, host=host)
-        known = provenance.redact(known, keep_paths=policy.paths == "keep", declared_owner=sidecar.read(root).owner)
+    elif known.host is None:  # sealed for a remote that keeps no paths: its owner was declared
+        owner = known.owner
     told = [f for f in admission.findings if not f.code.startswith("license-") or f.severity == "block"]
     told += [f for f in merged.findings if f.code.startswith(_OURS)]
+    whole = stated.id is not None and not is_local(stated.id) and base.ref.startswith(_DIGEST)
     facts = msgspec.structs.replace(
         admission.facts,
         kind="merged",
         base=stated,
         license=licence,
         adapter=first.adapter,
-        provenance=known,
+        # What a remote that keeps paths has sealed goes on to one that does not.
+        provenance=provenance.redact(known, keep_paths=policy.paths == "keep", declared_owner=owner),
         lineage=[
             *(LineageEdge(relation="merged-from", ref=one.ref, content=one.content) for one in adapters),
-            LineageEdge(relation="merged-from", ref=base.ref, content=base.content),
+            LineageEdge(relation="merged-from", ref=str(stated.id) if whole else base.ref, content=base.content),
         ],
         findings=told,
     )
-    return msgspec.structs.replace(admission, facts=facts, findings=told)
+    facts = withheld(facts, policy, name=name, where=artifact.root)
+    return msgspec.structs.replace(admission, facts=facts, findings=facts.findings)
+
+
+def base_of(
+    look: Look, adapter: Parent, base: Parent, *, keep: bool, caches: Sequence[Path] = (), ask: Models | None = None
+) -> tuple[BaseFacts, list[Finding]]:
+    """Return the base that was merged into, and what was tried in vain where only its folder is known.
+
+    What was used counts: the version it was fetched as, the commit of a Hub cache. What the adapter names stands for a
+    folder only where it is a model of the Hub and nothing says that the folder is another one; else the folder's
+    weights are compared with the models that it may be. `keep`: a path of this machine may be its name.
+    """
+    assert look.base is not None
+    first, root = look.adapters[0], os.path.realpath(look.base.root)
+    claim = adapter.base
+    if claim.id is None or is_local(claim.id):
+        claim, _ = named_base(
+            first, sidecar.read(Path(first.root)), card_facts.read(Path(first.root) / card_facts.CARD)
+        )
+    recorded = claim.id if claim.id is not None and not is_local(claim.id) else None
+    facts = BaseFacts(content=base.content, relation="finetune")
+    at = _snapshot(root) or _snapshot(look.base.root)
+    if at is not None and (recorded is None or recorded.casefold() != at[0].casefold()):
+        why = f"its folder is a snapshot in a Hub cache{_claimed(first, recorded, keep=keep)}"
+        return msgspec.structs.replace(facts, id=at[0], revision=at[1], evidence=why), []
+    proven = recorded is not None and (at is not None or base.content in {adapter.base.content, first.base.content})
+    other = any(one.code == UNLIKE for one in look.findings)
+    named = not base.ref.startswith(_DIGEST)
+    if proven or (recorded is not None and not named and not other):
+        revision = revision_of(look, adapter, base)
+        why = claim.evidence or _GIVEN
+        return msgspec.structs.replace(facts, id=recorded, revision=revision, evidence=why), []
+    why = f"{_GIVEN}{_claimed(first, recorded, keep=keep)}"
+    if named:
+        return msgspec.structs.replace(facts, id=base.ref, evidence=why), []
+    proof = prove_base.prove(root, caches=caches, ask=ask)
+    if proof.evidence is not None:
+        found = proof.evidence
+        return msgspec.structs.replace(facts, id=found.value, revision=found.revision, evidence=found.why), []
+    told = [prove_base.by_path(root, "base"), prove_base.unproven(root, "base", proof)]
+    return msgspec.structs.replace(facts, id=root if keep else None, evidence=why), told
+
+
+def _claimed(adapter: Artifact, recorded: str | None, *, keep: bool) -> str:
+    """Return what an adapter says of its base, where that is not what was used."""
+    written = adapter.facts.get("base_model")
+    said = recorded or (written if keep and isinstance(written, str) else None)
+    if said is None:
+        return "; the adapter names a folder of a machine" if isinstance(written, str) else ""
+    return f"; the adapter names {shown(said)}"
 
 
 def revision_of(look: Look, adapter: Parent, base: Parent) -> str | None:
@@ -125,21 +197,20 @@ def revision_of(look: Look, adapter: Parent, base: Parent) -> str | None:
     base has.
     """
     recorded = look.adapters[0].base
-    commit = _snapshot(look.base.root, recorded.id) if look.base is not None and recorded.id else None
-    if commit is not None:
-        return commit
+    at = None
+    if look.base is not None:
+        at = _snapshot(look.base.root) or _snapshot(os.path.realpath(look.base.root))
+    if at is not None and recorded.id is not None and at[0].casefold() == recorded.id.casefold():
+        return at[1]
     known = adapter.base.content or recorded.content
     return recorded.revision if known is not None and known == base.content else None
 
 
-def _snapshot(root: str, identity: str) -> str | None:
-    """Return the commit of a folder that is a Hub cache's snapshot of a model."""
-    own = "models--" + identity.replace("/", "--")
-    for path in (Path(root), Path(os.path.realpath(root))):
-        of_cache = path.parent.name == "snapshots" and path.parent.parent.name.casefold() == own.casefold()
-        if of_cache and re.fullmatch(r"[0-9a-f]{40}", path.name):
-            return path.name
-    return None
+def _snapshot(root: str) -> tuple[str, str] | None:
+    """Return model and commit of a folder that is a Hub cache's snapshot of one."""
+    path = Path(root)
+    found = from_cache(root) if path.parent.name == "snapshots" else None
+    return (found.value, found.revision) if found is not None and found.revision is not None else None
 
 
 def licence_of(look: Look) -> LicenseFacts:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import commit_mirror, feed, fetch, once
+from weighbridge.registry.flow import commit_mirror, feed, fetch, once, withhold
 from weighbridge.registry.flow import place as places
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.decide import decide, receipt
@@ -95,9 +95,8 @@ def stricter(manifest: Manifest, mirror: RemoteSettings) -> str | None:
 
     One manifest serves all remotes, so a version that was sealed under milder rules cannot be changed any more.
     """
-    codes = {finding.code for finding in manifest.facts.findings}
     licence = manifest.facts.license.id
-    if mirror.paths != "keep" and "private-path" in codes:
+    if mirror.paths != "keep" and withhold.private(manifest.facts):
         return f"it holds private paths, and {mirror.name} does not keep them"
     if licence is None and mirror.unknown_license == "block":
         return f"its licence is unknown, and {mirror.name} blocks that"

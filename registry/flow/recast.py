@@ -17,6 +17,7 @@ from weighbridge.adapters.plan import Policy
 from weighbridge.registry.flow.admission import Admission
 from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.flow.merged import Parent, artifact_of, run_of
+from weighbridge.registry.flow.withhold import withheld
 from weighbridge.registry.hashing import derivation_key
 from weighbridge.registry.refs import SUFFIX_ROOM, check_name
 from weighbridge.registry.types import BaseFacts, Facts, LineageEdge
@@ -54,10 +55,12 @@ def admit_cast(
     )
     admission = admit(artifact, name=name, run=run, policy=policy, host=host, lookup=lambda _id, _revision: licence)
     known = original.provenance if original is not None else None
+    note = sidecar.read(root)
+    owner = note.owner
     if known is None:
-        note = sidecar.read(root)
         known = provenance.gather(root, run, note, step=look.base.step, host=host)
-        known = provenance.redact(known, keep_paths=policy.paths == "keep", declared_owner=note.owner)
+    elif known.host is None:  # sealed for a remote that keeps no paths: its owner was declared
+        owner = known.owner
     told = [f for f in admission.findings if not f.code.startswith("license-") or f.severity == "block"]
     told += [f for f in done.findings if f.code.startswith("cast-")]
     facts = msgspec.structs.replace(
@@ -66,8 +69,9 @@ def admit_cast(
         base=base,
         license=licence,
         adapter=original.adapter if original is not None else None,
-        provenance=known,
+        provenance=provenance.redact(known, keep_paths=policy.paths == "keep", declared_owner=owner),
         lineage=[LineageEdge(relation="cast-from", ref=parent.ref, content=parent.content)],
         findings=told,
     )
-    return msgspec.structs.replace(admission, facts=facts, findings=told)
+    facts = withheld(facts, policy, name=name, where=done.path)
+    return msgspec.structs.replace(admission, facts=facts, findings=facts.findings)

@@ -1,0 +1,206 @@
+"""A base in a folder of one machine: its path goes nowhere where paths are not kept, and what was used is recorded."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from weighbridge.adapters.merge import casting
+from weighbridge.adapters.merge.preview import look
+from weighbridge.adapters.plan import Allowed, Policy
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry.errors import RefusedError
+from weighbridge.registry.flow.merged import Parent
+from weighbridge.registry.flow.mirror import stricter
+from weighbridge.registry.flow.recast import admit_cast
+from weighbridge.registry.flow.withhold import held, withheld
+from weighbridge.registry.manifest import Manifest, parse, seal
+from weighbridge.registry.types import BaseFacts, Facts, FileEntry, Finding, LineageEdge
+from weighbridge_testlib import builders
+from weighbridge_testlib.desk import Desk
+from weighbridge_testlib.shelf import facts as plain_facts
+
+CARD = builders.card(None, "apache-2.0")
+ENTRY = FileEntry(path="model.safetensors", size=8, sha256="0" * 64, role="weights")
+PATH = "/data/lw/models/base"
+OUTSIDE = RemoteSettings("outside", "/srv/outside", paths="rewrite")
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """Return a desk with two bases of one shape, an adapter that names the first by its folder, and a second remote."""
+    desk = Desk(tmp_path, monkeypatch)
+    builders.llama_model(tmp_path / "tA", seed=1, readme=CARD)
+    builders.llama_model(tmp_path / "tB", seed=2, readme=CARD)
+    builders.lora_adapter(tmp_path / "tad", base=str(tmp_path / "tA"), readme=CARD)
+    (tmp_path / "outside").mkdir()
+    with desk.config.open("a") as stream:
+        stream.write(f'[remotes.outside]\nurl = "{tmp_path}/outside"\npaths = "rewrite"\n')
+    return desk
+
+
+def sealed(desk: Desk, name: str, remote: str = "remote") -> Manifest:
+    """Return the manifest of a name's first version."""
+    return parse((desk.folder / remote / "models" / name / "v1" / "manifest.json").read_bytes())
+
+
+def with_facts(**changed: object) -> Facts:
+    """Return facts of which some are others."""
+    return msgspec.structs.replace(plain_facts(), **changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"base": BaseFacts(id=PATH)},
+        {"base": BaseFacts(id="../models/base")},
+        {"base": BaseFacts(evidence=f"the folder {PATH} was given")},
+        {"lineage": [LineageEdge(relation="merged-from", ref=PATH)]},
+        {"lineage": [LineageEdge(relation="extracted-from", ref=PATH)]},
+        {"findings": [Finding(code="merge-base-other", severity="warn", subject="base", message=f"it is {PATH}")]},
+        {"findings": [Finding(code="x", severity="note", subject="base", message="m", data={"base_model": PATH})]},
+    ],
+)
+def test_a_path_in_the_facts_goes_nowhere_by_any_way(changed: dict[str, object]) -> None:
+    """Base, evidence, lineage or finding: sealed nowhere but where paths are kept, and not delivered elsewhere."""
+    facts = with_facts(**changed)
+    assert held(facts)
+    assert withheld(facts, Policy(paths="keep"), name="x", where="w") is facts
+    assert "does not keep them" in (stricter(seal([ENTRY], facts), OUTSIDE) or "")
+    assert stricter(seal([ENTRY], facts), RemoteSettings("own", "/srv/own")) is None
+    if "findings" in changed:
+        assert PATH not in repr(withheld(facts, Policy(paths="rewrite"), name="x", where="w"))
+        return
+    with pytest.raises(RefusedError) as refused:
+        withheld(facts, Policy(paths="rewrite"), name="x", where="w")
+    assert [f.code for f in refused.value.data["findings"]] == ["base-local-path"]
+    assert "nobody else can resolve it" in (refused.value.why or "")
+    allowed = Policy(paths="rewrite", allowed=(Allowed(code="base-local-path", reason="known"),))
+    assert "models/base" not in repr(withheld(facts, allowed, name="x", where="w"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"base": BaseFacts(id="example-org/tiny-base", evidence="adapter_config.json:base_model_name_or_path")},
+        {"base": BaseFacts(id="tb@v1", evidence="its folder holds tb@v1")},
+        {"lineage": [LineageEdge(relation="merged-from", ref="sha256:" + "0" * 64)]},
+        {"lineage": [LineageEdge(relation="extracted-from", ref="global_step5/zero_pp_rank_0.pt and 3 more")]},
+        {"findings": [Finding(code="x", severity="note", subject="a/b.json", message="a/b.json and 1/2 of it")]},
+    ],
+)
+def test_what_is_no_path_goes_everywhere(changed: dict[str, object]) -> None:
+    """Ids of the Hub and of the registry, digests and names inside the bundle are not taken for paths."""
+    facts = with_facts(**changed)
+    assert withheld(facts, Policy(paths="rewrite"), name="x", where="w") == facts
+    assert stricter(seal([ENTRY], facts), OUTSIDE) is None
+
+
+def test_merge_and_mirror_take_no_path_outside(desk: Desk) -> None:
+    """Both end 5 with the words of a push, and leave nothing there; where paths are kept they go through."""
+    outside = ("--remote", "outside")
+    pushed = desk.registry("push", "tad", "--name", "t", *outside, "--json")
+    said = desk.registry("merge", "tad", "--base", "tA", "--name", "t", *outside, "--json")
+    assert (pushed.code, said.code) == (5, 5)
+    for told in (pushed, said):
+        assert f"which model of the Hub the base {desk.folder}/tA is, is unknown" in told.error["why"]
+        assert told.error["fix"] == "name it in weighbridge.yaml: base: owner/model"
+    desk.ok("merge", "tad", "--base", "tA", "--name", "t", "--remote", "team")
+    mirrored = desk.registry("mirror", "t-merged-bf16", "--to", "outside", "--remote", "team")
+    assert (mirrored.code, "it holds private paths" in mirrored.err) == (5, True)
+    assert str(desk.folder) not in "".join(
+        path.read_text(errors="replace") for path in (desk.folder / "outside").rglob("*") if path.is_file()
+    )
+    assert not (desk.folder / "outside" / "models" / "t-merged-bf16" / "v1").exists()
+
+
+def test_a_cast_takes_nothing_private_outside(tmp_path: Path) -> None:
+    """What a remote that keeps paths has sealed, base, host and owner, goes on to none that does not keep them."""
+    seen = casting.look(builders.llama_model(tmp_path / "model", readme=CARD), dtype="fp16")
+    done = casting.cast(seen, tmp_path / "out", workers=1)
+    parent = Parent(ref="t@v1", content="sha256:" + "0" * 64)
+    known = msgspec.structs.replace(plain_facts().provenance, host="node7", owner="lw")
+    original = with_facts(base=BaseFacts(id=PATH), provenance=known)
+    strict = Policy(paths="rewrite")
+    with pytest.raises(RefusedError, match="cannot be published as t-fp16"):
+        admit_cast(done, seen, parent, original, name="t-fp16", policy=strict, host="h")
+    kept = admit_cast(done, seen, parent, original, name="t-fp16", policy=Policy(), host="h").facts
+    assert (kept.base.id, kept.provenance.host) == (PATH, "node7")
+    original = with_facts(base=BaseFacts(id="example-org/tiny-base"), provenance=known)
+    told = admit_cast(done, seen, parent, original, name="t-fp16", policy=strict, host="h").facts
+    assert (told.base.id, told.provenance.host, told.provenance.owner) == ("example-org/tiny-base", None, None)
+
+
+def test_a_base_that_a_person_names_goes_outside_by_its_id(desk: Desk) -> None:
+    """weighbridge.yaml beside the adapter is evidence for a merge as it is for a push."""
+    (desk.folder / "tad" / "weighbridge.yaml").write_text("base: example-org/tiny-base\n")
+    desk.ok("merge", "tad", "--base", "tA", "--name", "t", "--remote", "outside")
+    told = sealed(desk, "t-merged-bf16", "outside")
+    assert (told.facts.base.id, told.facts.lineage[1].ref) == ("example-org/tiny-base",) * 2
+    assert str(desk.folder) not in told.stored.decode()
+
+
+def test_what_was_merged_with_is_recorded(desk: Desk) -> None:
+    """The base is the one that was used, with its digest; what the adapter names stands apart."""
+    desk.ok("merge", "tad", "--base", "tB", "--name", "folder", "--remote", "team")
+    facts = sealed(desk, "folder-merged-bf16").facts
+    assert facts.base.id == str(desk.folder / "tB")
+    assert facts.base.evidence == f"it was given to the merge; the adapter names {desk.folder}/tA"
+    assert facts.lineage[1].ref == facts.lineage[1].content == facts.base.content
+    pushed = desk.ok("push", "tB", "--name", "tb", "--remote", "team", "--json").json
+    desk.ok("merge", "tad", "--base", "tb@v1", "--name", "version", "--remote", "team")
+    facts = sealed(desk, "version-merged-bf16").facts
+    assert (facts.base.id, facts.base.content) == ("tb@v1", pushed["content"])
+    assert (facts.lineage[1].ref, facts.lineage[1].content) == ("tb@v1", pushed["content"])
+
+
+def test_the_record_of_a_folder_names_what_was_used_and_no_path(desk: Desk) -> None:
+    """merge.json tells one base from another by its tensors, and says no more of a path than that there is one."""
+    records = {}
+    for base in ("tA", "tB"):
+        done = desk.ok("merge", "tad", "--base", base, "--to", f"out-{base}", "--json").json
+        text = (desk.folder / f"out-{base}" / "merge.json").read_text()
+        assert str(desk.folder) not in text
+        records[base] = json.loads(text)
+        missing = done["facts"].keys() - records[base]["facts"].keys()
+        assert {"base_model"} <= missing <= {"base_model", "base_found", "local_paths", "device", "device_told"}
+    assert [one["base"] for one in records.values()] == [None, None]
+    assert records["tA"]["base_tensors"] != records["tB"]["base_tensors"]
+    assert records["tA"]["adapters"][0]["base_model"] == "<path>"
+    desk.ok("push", "tA", "--name", "ta", "--remote", "team")
+    desk.ok("merge", "tad", "--base", "ta@v1", "--to", "version", "--remote", "team")
+    record = json.loads((desk.folder / "version" / "merge.json").read_text())
+    assert (record["base"], record["base_tensors"]) == ("ta@v1", records["tA"]["base_tensors"])
+
+
+def test_a_base_that_nothing_speaks_for_is_told_in_the_real_run(desk: Desk) -> None:
+    """A warning goes to stderr before the work; there is none where the adapter names this very folder."""
+    sentence = "warn: nothing in the adapter tells whether this base is the one it was trained on"
+    builders.lora_adapter(desk.folder / "loose", base="example-org/tiny-base")
+    assert sentence in desk.ok("merge", "loose", "--base", "tA", "--to", "one").err
+    assert sentence not in desk.ok("merge", "tad", "--base", "tA", "--to", "two").err
+    said = desk.ok("merge", "tad", "--base", "tB", "--to", "three").err
+    assert sentence not in said
+    assert f"merge-base-other  the adapter was trained on {desk.folder}/tA, and tB has other tensors" in said
+
+
+def test_a_folder_that_the_adapter_names_is_compared(tmp_path: Path) -> None:
+    """The folder itself and an equal copy speak for the base; a changed value, dtype or name speaks against it."""
+    first = builders.llama_model(tmp_path / "a", seed=1)
+    adapter = builders.lora_adapter(tmp_path / "ad", base=str(first))
+    (tmp_path / "link").symlink_to(first)
+    copy = builders.llama_model(tmp_path / "copy", seed=1, shards=2)
+    for base in (first, tmp_path / "link", copy):
+        assert look([adapter], base, weigh=False).facts["base_identity"] == "folder"
+    tensors = dict(builders.llama_tensors(seed=1))
+    raw = bytearray(builders.pack(*tensors["model.norm.weight"]))
+    raw[-1] ^= 1
+    tensors["model.norm.weight"] = (*tensors["model.norm.weight"][:2], bytes(raw))
+    other = builders.llama_model(tmp_path / "other", tensors=tensors)
+    seen = look([adapter], other, weigh=False, called="b@v2")
+    assert (seen.outcome, seen.facts["base_identity"]) == ("warn", None)
+    told = next(one for one in seen.findings if one.code == "merge-base-other")
+    assert told.message == f"the adapter was trained on {first}, and b@v2 has other tensors"
+    unread = look([adapter], other, weigh=False, here=False)
+    assert (unread.outcome, unread.facts["base_identity"]) == ("accept", None)
