@@ -240,7 +240,8 @@ def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, An
         }
         result["fidelity"]["tensors_unchanged"] += computed.still
     if begun.behaviour is not None and result["proof"]["passed"]:
-        result["compared"] = msgspec.to_builtins(behave.compared(begun.behaviour, plan, stage / OUT, progress))
+        with speaking(f"{stage} cannot be written"):
+            result["compared"] = msgspec.to_builtins(behave.compared(begun.behaviour, plan, stage / OUT, progress))
     return result
 
 
