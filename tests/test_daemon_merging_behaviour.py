@@ -145,7 +145,7 @@ def test_a_job_of_a_cluster_compares_as_far_as_its_node_can(
     (asked,) = [
         word for word in slurm_words.options(SlurmSettings(), work, name="n", log="l", folder="f") if "--mem" in word
     ]
-    assert int(asked.removeprefix("--mem=").removesuffix("M")) > (3 * outside.LIBRARIES // 2 >> 20)
+    assert int(asked.removeprefix("--mem=").removesuffix("M")) > 1024 + (3 * outside.LIBRARIES // 2 >> 20)
     assert batch.main([str(stage)]) == 0
     answer = batch.answer(stage, merge.key, str(merge.plan))
     assert answer is not None
