@@ -183,7 +183,7 @@ def failed(seen: Compared, dtype: str) -> Finding:
     """Return the finding of a result in `dtype` that computes something else."""
     fix = "report this with the adapter"
     if dtype != "F32":
-        fix = "merge in fp32: where that passes, the precision was too coarse for this adapter; else report this"
+        fix = "merge in fp32 (a rule: merge_retry): where that passes, this precision was too coarse; else report this"
     return findings.finding("merge-unproven", "model", seen.wrong or "", fix, behaviour=seen.behaviour)
 
 
