@@ -103,6 +103,7 @@ MERGE_KEYS: Final[dict[str, Check]] = {
     "scratch": values.path,
     "bases": values.folders,
     "fetch_max": values.positive_size,
+    "behaviour": values.flag,
 }
 SLURM_KEYS: Final[dict[str, Check]] = {
     "partition": values.slurm_word,

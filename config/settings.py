@@ -132,6 +132,8 @@ class MergeSettings(NamedTuple):
     """Folders that hold base models, as `organisation/model` or `model`."""
     fetch_max: int = 200 * GB
     """Bytes of bases that were fetched from the Hub, all together."""
+    behaviour: bool = False
+    """What a merged model computes is compared with base and adapter, where they can be run."""
     slurm: SlurmSettings = SlurmSettings()
 
 

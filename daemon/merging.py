@@ -230,7 +230,7 @@ class Merging:
         if stands is not None:
             return self._store.advance(merge, "merged", plan=stands.plan, **FRESH | known)
         merge_scratch.room(both.seen, self._scratch, self._reserve)
-        begun = start.begin(both.seen, target, workers=self._executor(kind).workers)
+        begun = start.begin(both.seen, target, workers=self._executor(kind).workers, behaviour=self._settings.behaviour)
         assert isinstance(begun, Begun), "nobody else writes below our scratch"
         fresh = msgspec.structs.replace(merge, plan=begun.plan, tries=merge.tries + 1)
         batch.write_request(fresh.key, begun)
@@ -321,7 +321,7 @@ class Merging:
             done = start.finish(both.seen, target, (answer.result if answer else None) or {})
             lost = any(finding.code == "merge-update-lost" for finding in done.findings)
         except errors.RefusedError as error:
-            lost = any(_code(f) == "merge-changes-nothing" for f in error.data.get("findings") or [])
+            lost = any(_too_coarse(f) for f in error.data.get("findings") or [])
             if not lost or not _finer(merge):
                 raise
         if lost and _finer(merge):
@@ -460,5 +460,8 @@ def _finer(merge: Merge) -> bool:
     return merge.retry == "fp32" and merge.dtype != "fp32"
 
 
-def _code(finding: object) -> str:
-    return finding.code if isinstance(finding, Finding) else ""
+def _too_coarse(finding: object) -> bool:
+    """Tell whether a finer precision may mend what was found: nothing changed, or the outputs are others."""
+    if not isinstance(finding, Finding):
+        return False
+    return finding.code == "merge-changes-nothing" or (finding.code == "merge-unproven" and "behaviour" in finding.data)

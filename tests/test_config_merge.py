@@ -16,7 +16,9 @@ def read(text: str) -> Settings:
 
 def test_without_the_tables_everything_has_its_default() -> None:
     """Merges are made here, in the state folder, and no base folder is named."""
-    assert read("").merge == MergeSettings(executor="local", scratch=None, bases=(), slurm=SlurmSettings())
+    assert read("").merge == MergeSettings(
+        executor="local", scratch=None, bases=(), behaviour=False, slurm=SlurmSettings()
+    )
 
 
 def test_every_key_is_parsed() -> None:
@@ -25,8 +27,11 @@ def test_every_key_is_parsed() -> None:
         'partition = "gpu"\naccount = "acme"\nqos = "high"\ngres = "gpu:h200:1"\ntime = "90m"\ncpus = 8\n'
         'memory = "4 GB"\npoll = "2s"\n'
     )
-    merge = read(SLURM.replace("[merge.slurm]", 'bases = ["/srv/models"]\n[merge.slurm]') + given).merge
-    assert (merge.executor, merge.scratch, merge.bases) == ("slurm", "/shared/wb", ("/srv/models",))
+    more = 'bases = ["/srv/models"]\nbehaviour = true\n[merge.slurm]'
+    merge = read(SLURM.replace("[merge.slurm]", more) + given).merge
+    assert (merge.executor, merge.scratch, merge.bases, merge.behaviour) == (
+        "slurm", "/shared/wb", ("/srv/models",), True,
+    )  # fmt: skip
     assert merge.slurm == SlurmSettings("gpu", "acme", "high", "gpu:h200:1", 5400.0, 8, 4 * 10**9, 2.0)
 
 
@@ -36,6 +41,7 @@ def test_every_key_is_parsed() -> None:
         ('[merge]\nexecutor = "slrum"\n', "merge.executor", 2, "did you mean 'slurm'?"),
         ('[merge]\nexecutor = "slurm"\n', "merge.executor", 2, "needs a scratch folder"),
         ('[merge]\nbases = ["models"]\n', "merge.bases", 2, "it is relative"),
+        ('[merge]\nbehaviour = "auto"\n', "merge.behaviour", 2, "true or false"),
         ('[merge]\nscratsh = "/x"\n', "merge.scratsh", 2, "did you mean 'scratch'?"),
         ('[merge]\nslrum = "/x"\n', "merge.slrum", 2, "did you mean 'slurm'?"),
         ("merge = 3\n", "merge", 1, "a table is expected"),

@@ -335,12 +335,17 @@ def test_another_registry_on_the_path(tmp_path: Path) -> None:
 
 
 def test_extras_matter_only_where_a_rule_needs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing merge extra is a warning for a rule that merges, and fine for others."""
+    """A missing merge extra is a warning for a rule that merges, and torch for one whose merges are to be compared."""
     monkeypatch.setattr(machine, "find_spec", lambda _: None)
     assert {check.status for check in machine.extras(settings(tmp_path))} == {OK}
     merging = by_name(machine.extras(settings(tmp_path, watch='merge = "best"\n')))
     assert merging["extra-merge"].status == WARN
     assert merging["extra-merge"].fix == "pip install 'weighbridge[merge]'"
+    given = settings(tmp_path, watch='merge = "best"\n')
+    given = given._replace(merge=given.merge._replace(behaviour=True))
+    torch = by_name(machine.extras(given))["extra-torch"]
+    assert (torch.status, "merges will not be compared here" in torch.message) == (WARN, True)
+    assert merging["extra-torch"].status == OK
 
 
 def test_what_the_jail_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,15 +226,15 @@ def test_a_merge_by_peft_looks_like_any_other(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_a_streamed_merge_computes_is_compared_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--behaviour runs base, adapter and result in the jail; where memory is short the merge stands, with a warning."""
+    """--behaviour has the result compared and tells the figures; where memory is short the merge stands, and warns."""
     desk = Desk(tmp_path, monkeypatch)
     builders.llama_model(tmp_path / "base", shards=2)
     builders.lora_adapter(tmp_path / "adapter")
     words = ("merge", "adapter", "--base", "base", "--behaviour", "--json")
-    told = conforms(desk.ok(*words, "--to", "out").json, "merge")
-    seen = told["facts"]["behaviour"]
-    assert 0 < seen["error"] < seen["noise"] < seen["distance"]
-    assert seen["kl"]["merged"] < seen["kl"]["base"]
+    with monkeypatch.context() as patched:  # the child itself runs where a rule asks for it, by the same way
+        patched.setattr(behave, "compare", lambda *_: merging.distances(0.01, 0.02))
+        told = conforms(desk.ok(*words, "--to", "out").json, "merge")
+    assert told["facts"]["behaviour"] == behave.facts(merging.distances(0.01, 0.02))
     (proven,) = [one for one in told["findings"] if one["code"] == "merge-proven"]
     assert "away from those of base and adapter together" in proven["message"]
     monkeypatch.setattr(behave, "available", lambda: Room(1 << 20, "MemAvailable"))

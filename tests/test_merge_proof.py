@@ -17,6 +17,7 @@ from weighbridge.adapters.merge.tally import Tally
 from weighbridge.adapters.merge.values import OutFile, Plan
 from weighbridge.registry.errors import RefusedError
 from weighbridge_testlib import builders, merging
+from weighbridge_testlib.merging import distances
 
 Q0 = "model.layers.0.self_attn.q_proj"
 WEIGHT = f"{Q0}.weight"
@@ -180,12 +181,6 @@ def test_a_failed_proof_publishes_nothing_and_sets_the_result_apart(
     monkeypatch.undo()
     start.merge(seen, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").is_file()
-
-
-def distances(merged: float, noise: float | None, base: float = 1.0) -> behave.Distances:
-    """Return distances of a model with outputs up to 1."""
-    near, cost, far = (behave.Apart(x, x * x / 2, x * x / 4) for x in (merged, noise or 0.0, base))
-    return behave.Distances(near, far, cost if noise is not None else None, 1.0)
 
 
 @pytest.mark.parametrize(

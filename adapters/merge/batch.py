@@ -52,9 +52,9 @@ def write_request(key: str, begun: Begun) -> None:
 
 
 def memory(stage: Path) -> int:
-    """Return the bytes that the child of a request may use, 0 where there is none."""
+    """Return the bytes that the children of a request may use, one at a time; 0 where there is none."""
     try:
-        return msgspec.json.decode((stage / REQUEST).read_bytes(), type=Request).begun.memory
+        return msgspec.json.decode((stage / REQUEST).read_bytes(), type=Request).begun.most
     except (OSError, msgspec.MsgspecError):
         return 0
 

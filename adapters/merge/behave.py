@@ -6,6 +6,7 @@ themselves in the precision of the result - or, where that is nothing, than a hu
 must be nearer than the base, whose distance stands beside it, so that a merge that changes nothing cannot pass.
 """
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -18,14 +19,22 @@ from weighbridge.adapters.jail import Policy
 from weighbridge.adapters.memory import available
 from weighbridge.adapters.merge import outside
 from weighbridge.adapters.merge.outside import Configs
-from weighbridge.adapters.merge.staging import OUT
 from weighbridge.adapters.merge.values import Plan
-from weighbridge.registry import findings
+from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Finding, Value
 
 TASK: Final = "weighbridge.adapters.merge.behave_job:run"
 FIELD: Final = "behaviour"
+NEEDS: Final = "what a model computes is compared by running it, which needs torch, transformers and peft"
 _DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class Wish(Value, frozen=True):
+    """A comparison that is asked for: the estimate of its memory in bytes, and the configs of both sides."""
+
+    needed: int
+    base: str
+    adapters: tuple[str, ...]
 
 
 class Apart(Value, frozen=True):
@@ -47,6 +56,24 @@ class Distances(Value, frozen=True):
     scale: float
 
 
+class Compared(Value, frozen=True):
+    """What came of a comparison, in values that a file can hold: the fact `behaviour`, None where there is none.
+
+    `words` is what a sentence on the proof goes on with, `wrong` what is wrong with the result, `why` says why nothing
+    was compared.
+    """
+
+    behaviour: dict[str, Any] | None = None
+    words: str = ""
+    wrong: str | None = None
+    why: str | None = None
+
+
+def wish(plan: Plan, configs: Configs) -> Wish:
+    """Return what to ask for where a plan's result is to be compared."""
+    return Wish(needed=need(plan), base=str(configs.base), adapters=tuple(map(str, configs.adapters)))
+
+
 def need(plan: Plan) -> int:
     """Return an estimate of the bytes that the comparison takes: one model in fp32 at a time, and what loads it."""
     counts = [step.origin.count for step in plan.steps]
@@ -54,17 +81,31 @@ def need(plan: Plan) -> int:
     return 4 * (sum(counts) + 2 * max(counts, default=0)) + 4 * adapters + outside.LIBRARIES
 
 
-def compare(plan: Plan, stage: Path, configs: Configs, progress: worker.Tell | None = None) -> Distances | str:
+def compared(asked: Wish, plan: Plan, out: Path, progress: worker.Tell | None = None) -> Compared:
+    """Compare the written model in `out` and judge it. Raises what `compare` raises."""
+    seen = compare(asked, plan, out, progress)
+    if isinstance(seen, str):
+        return Compared(why=seen)
+    return Compared(behaviour=facts(seen), words=told(seen), wrong=wrong(seen))
+
+
+def compare(asked: Wish, plan: Plan, out: Path, progress: worker.Tell | None = None) -> Distances | str:
     """Run the three models in a jailed child; return their distances, or why they were not compared.
 
-    The written model lies in `stage`, which gets a folder for the child. Raises JailedError, LimitError and OSError.
+    The written model lies in `out`, and the child gets a folder beside it. A child that ran out of memory or time
+    compared nothing. One that was ended from outside raises WeighbridgeError: the merge stands in its journal, and is
+    compared by whoever goes on with it. Raises JailedError and OSError.
     """
-    out = stage / OUT
-    needed, room = need(plan), available()
+    try:
+        outside.installed(NEEDS)
+    except errors.WeighbridgeError as error:
+        return f"{error.what}: {error.why}"
+    needed, room = asked.needed, available()
     if needed > room.free:
         return f"it takes about {needed} bytes of memory, {room.free} are free ({room.by})"
-    place = stage / FIELD
+    place = out.with_name(FIELD)
     shutil.rmtree(place, ignore_errors=True)
+    configs = Configs(Path(asked.base), tuple(Path(path) for path in asked.adapters))
     view, home = place / "view", place / "home"
     for folder in (view, home):
         folder.mkdir(parents=True)
@@ -83,11 +124,15 @@ def compare(plan: Plan, stage: Path, configs: Configs, progress: worker.Tell | N
         variables=outside.QUIET,
     )
     request = {"view": str(view), "adapters": len(configs.adapters), "workers": workers, "dtype": _DTYPES[plan.dtype]}
-    told = worker.jailed(TASK, request, policy, progress=progress).result
-    shutil.rmtree(place, ignore_errors=True)
-    if "distances" not in told:
-        return str(told.get("why"))
-    return msgspec.convert(told["distances"], Distances)
+    try:
+        answer = worker.jailed(TASK, request, policy, progress=progress).result
+    except (errors.MemoryShortError, errors.LimitError) as error:
+        return f"{error.what}: {error.why}"
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    if "distances" not in answer:
+        return str(answer.get("why"))
+    return msgspec.convert(answer["distances"], Distances)
 
 
 def wrong(seen: Distances) -> str | None:
@@ -109,27 +154,37 @@ def wrong(seen: Distances) -> str | None:
 
 
 def facts(seen: Distances) -> dict[str, Any]:
-    """Return the distances as the fact `behaviour`."""
+    """Return the distances as the fact `behaviour`; what is no number is null, as JSON has no word for it."""
     each = {"merged": seen.merged, "base": seen.base} | ({"noise": seen.noise} if seen.noise is not None else {})
     return {
-        "error": seen.merged.largest,
-        "distance": seen.base.largest,
-        "noise": seen.noise.largest if seen.noise is not None else None,
-        "scale": seen.scale,
-        "cosine": {name: one.cosine for name, one in each.items()},
-        "kl": {name: one.kl for name, one in each.items()},
+        "error": _number(seen.merged.largest),
+        "distance": _number(seen.base.largest),
+        "noise": _number(seen.noise.largest) if seen.noise is not None else None,
+        "scale": _number(seen.scale),
+        "cosine": {name: _number(one.cosine) for name, one in each.items()},
+        "kl": {name: _number(one.kl) for name, one in each.items()},
     }
 
 
-def told(seen: Distances | str | None) -> str:
-    """Return what a sentence on the proof goes on with, nothing where nothing was compared."""
-    if not isinstance(seen, Distances):
-        return ""
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def told(seen: Distances) -> str:
+    """Return what a sentence on the proof goes on with."""
     cost = f", and this precision costs {seen.noise.largest:.3g}" if seen.noise is not None else ""
     return (
         f"; on fixed inputs its outputs, up to {seen.scale:.3g}, are {seen.merged.largest:.3g} away from those of base "
         f"and adapter together, the base's {seen.base.largest:.3g}{cost}"
     )
+
+
+def failed(seen: Compared, dtype: str) -> Finding:
+    """Return the finding of a result in `dtype` that computes something else."""
+    fix = "report this with the adapter"
+    if dtype != "F32":
+        fix = "merge in fp32 (a rule: merge_retry): where that passes, this precision was too coarse; else report this"
+    return findings.finding("merge-unproven", "model", seen.wrong or "", fix, behaviour=seen.behaviour)
 
 
 def untold(why: str) -> Finding:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from weighbridge.adapters import starved
 from weighbridge.adapters.merge import peft_job
 from weighbridge.registry import errors
 
@@ -24,32 +25,43 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     view = Path(request["view"])
     try:
         model, _ = peft_job.load_base(view / "base")
+        tell(_size(model))
         inputs = peft_job.fixed_inputs(model)
         plain = peft_job.outputs_of(model, inputs)
         adapted = peft_job.put_on(model, [view / f"adapter{number}" for number in range(request["adapters"])])
         wanted = peft_job.outputs_of(adapted, inputs)
-        tell(1)
         if plain is None or wanted is None or not wanted.numel():
             return {"why": "it takes neither tokens nor images that are known here"}
         noisy = peft_job.outputs_of(adapted.to(getattr(torch, request["dtype"])), _cast(inputs, request["dtype"]))
         del model, adapted
         merged, missing = peft_job.load_base(view / "merged")
+        tell(_size(merged))
     except errors.RefusedError as error:
         return {"why": f"{error.what}: {error.why}"}
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        # What the jail forbids, and what the memory lacks, is told by whoever runs us; the rest are moods of libraries.
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None or starved.says(words):
+            raise
+        return {"why": " ".join(words.split())[:500]}
     if missing:
         return {"why": f"transformers finds no value for {', '.join(sorted(missing)[:4])} in the result"}
     got = peft_job.outputs_of(merged, inputs)
-    tell(1)
     if got is None or got.shape != wanted.shape:
         return {"why": "the merged model cannot be run with the same inputs"}
     return {
         "distances": {
             "merged": _apart(got, wanted),
             "base": _apart(plain, wanted),
-            "noise": _apart(noisy, wanted) if noisy is not None else None,
+            "noise": _apart(noisy, wanted) if noisy is not None and noisy.isfinite().all() else None,
             "scale": float(wanted.abs().max()),
         }
     }
+
+
+def _size(model: Any) -> int:
+    """Return the bytes of a model's parameters."""
+    return sum(one.numel() * one.element_size() for one in model.parameters())
 
 
 def _cast(inputs: Any, dtype: str) -> Any:

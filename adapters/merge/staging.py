@@ -22,7 +22,7 @@ from weighbridge import __version__
 from weighbridge.adapters import worker
 from weighbridge.adapters.jail import Policy
 from weighbridge.adapters.memory import available
-from weighbridge.adapters.merge import outside, pays, reach
+from weighbridge.adapters.merge import behave, outside, pays, reach
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.values import Bundle, Plan
 from weighbridge.registry import errors, findings
@@ -92,7 +92,14 @@ class Begun(Value, frozen=True):
     memory: int
     reads: tuple[str, ...] = ()
     outside: Outside | None = None
-    """What PEFT has to compute first."""
+    """What PEFT has to compute first; it compares what it merged itself."""
+    behaviour: behave.Wish | None = None
+    """What the result computes is compared, too."""
+
+    @property
+    def most(self) -> int:
+        """Bytes of memory to set aside for all of it: one child at a time."""
+        return max(self.memory, _spared(self.behaviour.needed) if self.behaviour is not None else 0)
 
 
 class Ready(NamedTuple):
@@ -160,7 +167,13 @@ def finished(stage: Path) -> int:
         return 0
 
 
-def begun(ready: Ready, workers: int | None, outside: Outside | None = None, device: str = "auto") -> Begun:
+def begun(
+    ready: Ready,
+    workers: int | None,
+    outside: Outside | None = None,
+    device: str = "auto",
+    behaviour: behave.Wish | None = None,
+) -> Begun:
     """Write the plan down, durably enough for a child that reads it meanwhile, and return what is to be done."""
     with speaking(f"{ready.stage} cannot be written"):
         # The same bytes whoever writes them: a child that reads them meanwhile must not find half of them.
@@ -180,6 +193,7 @@ def begun(ready: Ready, workers: int | None, outside: Outside | None = None, dev
         memory=stream if outside is None else max(stream, _spared(outside.needed)),
         reads=tuple(sorted({*(s.path for s in ready.plan.sources), *ready.bundle.copies.values()})),
         outside=outside,
+        behaviour=behaviour if outside is None else None,
     )
 
 
@@ -189,10 +203,10 @@ def _spared(needed: int) -> int:
 
 
 def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, Any]:
-    """Do the work in a jailed child process, with PEFT's share of it before; return what the child answers.
+    """Do the work in a jailed child process, PEFT's share of it before, a comparison after it; return what came of it.
 
-    The staging folder is held by the caller. Raises what `outside.compute`, `worker.jailed` and the child raise, and
-    RefusedError where nothing would change.
+    The staging folder is held by the caller. Raises what `outside.compute`, `worker.jailed`, the child and
+    `behave.compare` raise, and RefusedError where nothing would change.
     """
     stage = Path(begun.stage)
     computed = _computed(begun, stage, progress) if begun.outside is not None else None
@@ -225,6 +239,9 @@ def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, An
             "findings": msgspec.to_builtins(computed.findings),
         }
         result["fidelity"]["tensors_unchanged"] += computed.still
+    if begun.behaviour is not None and result["proof"]["passed"]:
+        with speaking(f"{stage} cannot be written"):
+            result["compared"] = msgspec.to_builtins(behave.compared(begun.behaviour, plan, stage / OUT, progress))
     return result
 
 

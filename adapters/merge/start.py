@@ -49,21 +49,21 @@ def merge(
     if isinstance(ready, Merged):
         return ready
     if behaviour:
-        outside.installed("what a model computes is compared by running it, which needs torch, transformers and peft")
+        outside.installed(behave.NEEDS)
     pays.chosen(ready.plan, device, 1)  # a GPU that cannot do it is told before anything is written
     with staging.working(ready) as there:
         if there is not None:
             return there
-        begun = staging.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device)
+        wish = behave.wish(ready.plan, _configs(look)) if behaviour else None
+        begun = staging.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device, wish)
         result = staging.carry_out(begun, progress)
-        if behaviour and result["proof"]["passed"] and "computed" not in result:
-            result = result | {"compared": behave.compare(ready.plan, ready.stage, _configs(look), progress)}
         return _settle(look, ready, result, unchanged=unchanged)
 
 
-def begin(look: Look, target: Path, *, workers: int | None = None) -> Begun | Merged:
+def begin(look: Look, target: Path, *, workers: int | None = None, behaviour: bool = False) -> Begun | Merged:
     """Refuse, make room and write the plan down; or return the same merge where the target holds it already.
 
+    With `behaviour` the result is compared where it can be run: whoever carries it out may lack what that takes.
     Raises what `merge` raises before the first byte.
     """
     ready = staging.ready(look, target, RECORD)
@@ -73,7 +73,8 @@ def begin(look: Look, target: Path, *, workers: int | None = None) -> Begun | Me
     if asked is not None:
         outside.installed()
     staging.make(ready)
-    return staging.begun(ready, workers, asked)
+    wish = behave.wish(ready.plan, _configs(look)) if behaviour else None
+    return staging.begun(ready, workers, asked, behaviour=wish)
 
 
 def standing(look: Look, target: Path) -> Merged | None:
@@ -158,19 +159,13 @@ def _judged(result: dict[str, Any], ready: Ready, base: str, *, unchanged: bool)
         raise errors.RefusedError(
             "the written model failed its proof", why=f"{failed.message}; it lies apart in {apart}", findings=[failed]
         )
-    seen_apart = result.get("compared")
-    if isinstance(seen_apart, behave.Distances) and (why := behave.wrong(seen_apart)) is not None:
+    compared = _compared(result)
+    if compared.wrong is not None:
         apart = staging.quarantine(stage)
-        failed = findings.finding(
-            "merge-unproven",
-            "model",
-            why,
-            "merge with --dtype fp32: where it passes, the precision was too coarse for this adapter; else report this",
-            behaviour=behave.facts(seen_apart),
-        )
+        failed = behave.failed(compared, plan.dtype)
         raise errors.RefusedError(
             "the merged model does not compute what base and adapter do",
-            why=f"{why}; it lies apart in {apart}",
+            why=f"{compared.wrong}; it lies apart in {apart}",
             fix=failed.fix,
             findings=[failed],
         )
@@ -196,11 +191,16 @@ def _judged(result: dict[str, Any], ready: Ready, base: str, *, unchanged: bool)
             "model",
             f"{proof['tensors_copied']} tensors are the base's byte for byte, {proof['tensors_changed']} changed ones "
             f"were read again: {proof['elements_checked']} elements, none further from the exact sum than rounding "
-            f"allows{behave.told(seen_apart)}. Of the base: {base}",
+            f"allows{compared.words}. Of the base: {base}",
             **_facts(result),
         )
     )
-    return found + ([behave.untold(seen_apart)] if isinstance(seen_apart, str) else [])
+    return found + ([behave.untold(compared.why)] if compared.why is not None else [])
+
+
+def _compared(result: dict[str, Any]) -> behave.Compared:
+    """Return what came of a comparison, an empty one where none was asked for."""
+    return msgspec.convert(result.get("compared", {}), behave.Compared)
 
 
 def _facts(result: dict[str, Any]) -> dict[str, Any]:
@@ -216,8 +216,7 @@ def _facts(result: dict[str, Any]) -> dict[str, Any]:
         **result.get("computed", {}),
     }
     if "compared" in result:
-        seen = result["compared"]
-        facts["behaviour"] = None if isinstance(seen, str) else behave.facts(seen)
+        facts["behaviour"] = _compared(result).behaviour
     if fidelity["unchanged_share"] is not None:
         facts |= {"unchanged_share": fidelity["unchanged_share"], "update_cosine": fidelity["cosine"]}
     return facts

@@ -26,6 +26,8 @@ from weighbridge.daemon.executors import slurm_words
 from weighbridge.daemon.executors.protocol import Executor
 from weighbridge.daemon.executors.slurm import SlurmExecutor
 from weighbridge.registry import control
+from weighbridge.registry.flow.decision import committed
+from weighbridge.registry.remotes.directory import open_directory
 from weighbridge_testlib import builders, merging, slurm
 from weighbridge_testlib.bench import dying
 from weighbridge_testlib.merge_bench import DyingStore, MergeBench
@@ -43,7 +45,7 @@ class Stand(NamedTuple):
     yard: Yard
     slurm: Cluster
 
-    def configure(self, **of_slurm: Any) -> None:
+    def configure(self, *, behaviour: bool = False, **of_slurm: Any) -> None:
         """Let merges be jobs."""
         self.yard.configure(
             daemon={"quiet": "0.2s", "scan": "1s"},
@@ -52,6 +54,7 @@ class Stand(NamedTuple):
                 "executor": "slurm",
                 "scratch": str(self.yard.folder / "shared"),
                 "bases": [str(self.yard.folder / "models")],
+                "behaviour": behaviour,
             },
             slurm={"poll": "0.3s", "cpus": 1, "memory": "300 MB"} | of_slurm,
         )
@@ -445,6 +448,27 @@ def overrun(stand: Stand) -> None:
         stand.until_published()
 
 
+def compared(stand: Stand) -> None:
+    """A job asks for the memory of its comparison, runs base, adapter and result, and their distances are published."""
+    stand.configure(behaviour=True, memory=None)
+    base = stand.yard.folder / "models" / BASE
+    shutil.rmtree(base)  # that one only looks like a model
+    builders.llama_model(base, shards=2, readme=builders.card(license_id="apache-2.0"))
+    with stand.yard.daemon():
+        builders.trainer_checkpoint(stand.yard.runs / "team/run-1/checkpoint-5", step=5)
+        held = stand.hold()
+        job = stand.until_state("running")["job"]
+        shown = stand.slurm.ask("scontrol", "-o", "show", "job", job).stdout
+        asked = float(shown.partition("MinMemoryNode=")[2].split()[0].removesuffix("M"))
+        expect(asked > 2560, shown)  # a gigabyte for the libraries, half as much to spare, another for the job
+        os.kill(held, signal.SIGCONT)
+        stand.until_published(90)
+        found = committed(open_directory(str(stand.yard.remote)), "team-run-1-merged-bf16", 1).facts.findings
+        (proven,) = [one for one in found if one.code == "merge-proven"]
+        seen = proven.data["behaviour"]
+        expect(seen is not None and seen["error"] < seen["distance"], found)
+
+
 def nodes(stand: Stand) -> None:
     """Where a node fails with everything on it, the merge goes on on another one that sees the same folder."""
     with stand.yard.daemon():
@@ -463,7 +487,7 @@ def nodes(stand: Stand) -> None:
 
 CASES: tuple[Callable[[Stand], None], ...] = (
     success, cancel, controller, restart, unrecorded, forgotten, passage, requeue, refused, absent, away, preempt, node,
-    settings, lost, overrun, nodes, killed, limit,
+    settings, lost, overrun, compared, nodes, killed, limit,
 )  # fmt: skip
 SEVERAL = frozenset({"nodes"})
 """Cases on a cluster of two nodes."""

@@ -64,16 +64,18 @@ def _is_ours(script: Path) -> bool:
 
 def extras(settings: Settings) -> Iterator[Check]:
     """Tell whether the optional libraries are there, and whether a rule needs them."""
+    merging = any(rule.merge != "never" for rule in settings.watch)
     for extra, modules in _EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
-        needed = extra == "merge" and any(rule.merge != "never" for rule in settings.watch)
+        needed = merging and (extra == "merge" or settings.merge.behaviour)
+        what = "merge jobs will be refused here" if extra == "merge" else "merges will not be compared here"
         if not missing:
             yield Check(OK, f"extra-{extra}", f"{extra} extra installed")
         elif needed:
             yield Check(
                 WARN,
                 f"extra-{extra}",
-                f"{extra} extra not installed ({', '.join(missing)} missing): merge jobs will be refused here",
+                f"{extra} extra not installed ({', '.join(missing)} missing): {what}",
                 f"pip install 'weighbridge[{extra}]'",
             )
         else:

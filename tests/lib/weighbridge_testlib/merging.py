@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weighbridge.adapters.formats import safetensors
-from weighbridge.adapters.merge import job
+from weighbridge.adapters.merge import behave, job
 from weighbridge.adapters.merge.preview import Look, look
 from weighbridge.adapters.merge.values import Plan
 from weighbridge_testlib import builders
@@ -34,6 +34,12 @@ def staged(
     write_plan(seen, stage)
     request = {"stage": str(stage), "plan": "test", "workers": 2, "device": device}
     return seen, job.run(request, lambda _: None)
+
+
+def distances(merged: float, noise: float | None, base: float = 1.0) -> behave.Distances:
+    """Return distances of a model with outputs up to 1."""
+    near, cost, far = (behave.Apart(x, x * x / 2, x * x / 4) for x in (merged, noise or 0.0, base))
+    return behave.Distances(near, far, cost if noise is not None else None, 1.0)
 
 
 def write_plan(seen: Look, stage: Path) -> None:
