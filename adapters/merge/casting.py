@@ -178,7 +178,7 @@ def _answer(
     planned: plans.Planned | None = None,
     made: Any = None,
 ) -> Look:
-    return Look((), judged, outcome(found), facts, found, [], planned, made)
+    return Look((), judged, outcome(found), facts, found, [], planned, made, what="cast")
 
 
 def _judged(result: dict[str, Any], ready: Ready) -> list[Finding]:

@@ -10,6 +10,7 @@ import click
 from weighbridge.adapters.merge import casting
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
+from weighbridge.adapters.merge.target import free
 from weighbridge.adapters.merge.values import DTYPES
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
@@ -60,6 +61,8 @@ def cast(
     read; it ends 0 when the cast can be made, 5 when it is refused, 8 when the folder is not finished.
     """
     begun = time.monotonic()
+    if target is not None:
+        free(target)
     keep = sorted({word.strip() for word in (keep_fp32 or "").split(",") if word.strip()})
     words = ["cast", model, remote or "", config or "", dtype, *keep, "as", name or ""]
     with sides.scratch(words, dry_run=dry_run) as scratch:

@@ -10,6 +10,7 @@ import click
 from weighbridge.adapters.merge import identity, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
+from weighbridge.adapters.merge.target import free
 from weighbridge.adapters.merge.values import DTYPES
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
@@ -86,6 +87,8 @@ def merge(
     it ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not finished.
     """
     begun = time.monotonic()
+    if target is not None:
+        free(target)
     shape = ["as", dtype or "", str(unchanged), name or ""]  # what else decides the result
     words = ["merge", adapter, *others, base, remote or "", config or "", *shape]
     with sides.scratch(words, dry_run=dry_run) as scratch:
