@@ -4,7 +4,6 @@ It is the target's hidden sibling and is named after the plan, so that the same 
 has finished. Nothing else ever writes there: a lock that ends with its process says so.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -24,9 +23,9 @@ from weighbridge.adapters.jail import Policy
 from weighbridge.adapters.memory import available
 from weighbridge.adapters.merge import outside, pays, reach
 from weighbridge.adapters.merge.preview import Look
-from weighbridge.adapters.merge.target import free
 from weighbridge.adapters.merge.values import Bundle, Plan
 from weighbridge.adapters.reading import table_at
+from weighbridge.adapters.target import appear, free
 from weighbridge.registry import errors, findings
 from weighbridge.registry.disk import free_bytes, speaking, sync_folder
 from weighbridge.registry.types import Finding, Value
@@ -281,16 +280,12 @@ def publish(ready: Ready, record: Mapping[str, Any]) -> None:
         _write(out / ready.record, record)
         sync_folder(out)
         try:
-            out.rename(ready.target)
-        except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                raise
+            appear(out, ready.target)
+        except errors.ConflictError:
             # The name stays theirs, so what lies here would never be asked for again.
             shutil.rmtree(ready.stage, ignore_errors=True)
             already(ready.target, ready.identity, ready.record)
-            raise errors.ConflictError(
-                f"{ready.target} was made by somebody else in the meantime", fix="name another folder, or remove it"
-            ) from error
+            raise
         sync_folder(ready.target.parent)
     shutil.rmtree(ready.stage, ignore_errors=True)
     _forsaken(ready)

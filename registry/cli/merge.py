@@ -10,8 +10,8 @@ import click
 from weighbridge.adapters.merge import identity, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
-from weighbridge.adapters.merge.target import free
 from weighbridge.adapters.merge.values import DTYPES
+from weighbridge.adapters.target import free
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain

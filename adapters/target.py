@@ -1,4 +1,4 @@
-"""The place that a result is to appear at, judged before any work is done for it."""
+"""The place that a result is to appear at: judged before any work is done for it, filled by one rename."""
 
 import errno
 import os
@@ -32,3 +32,15 @@ def free(target: Path) -> None:
         return
     what = f"{shown(str(target))} cannot be written"
     raise translate(OSError(code, os.strerror(code), os.fspath(above)), what)
+
+
+def appear(made: Path, target: Path) -> None:
+    """Let a finished folder appear under its name, which is free or an empty folder. Raises ConflictError, OSError."""
+    try:
+        made.rename(target)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            raise
+        raise errors.ConflictError(
+            f"{shown(str(target))} was made by somebody else in the meantime", fix="name another folder, or remove it"
+        ) from error
