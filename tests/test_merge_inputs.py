@@ -103,6 +103,16 @@ def test_a_place_where_nothing_may_be_written_is_told_first(desk: Desk, monkeypa
     assert not (desk.folder / "new").exists()
 
 
+def test_what_takes_long_is_announced(desk: Desk) -> None:
+    """A comparison loads torch and says nothing for a while: one line says so before, for people only."""
+    (desk.folder / "theirs").mkdir()
+    (desk.folder / "theirs" / "file").touch()
+    words = ("merge", "adapter", "--base", "base", "--to", "theirs")
+    assert "are run to compare" in desk.registry(*words, "--behaviour").err
+    for more in ((), ("--behaviour", "--json"), ("--behaviour", "-q")):
+        assert "are run to compare" not in desk.registry(*words, *more).err
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_who_loses_the_race_for_a_folder_leaves_nothing(tmp_path: Path, moment: str) -> None:
     """A folder that others made before the lock or before the rename is a conflict, and the scratch is gone."""

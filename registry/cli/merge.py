@@ -107,6 +107,8 @@ def merge(
             check_name(wanted or "")
             chosen = context.choose_remote(context.settings(config), remote)
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
+        if not out.as_json and start.standing(seen, place) is None:
+            _ahead(seen, behaviour=behaviour, out=out)
         with following(out) as follower:
             done = start.merge(
                 seen,
@@ -151,6 +153,19 @@ def _publish(
 
 
 # ----------------------------------------------------------------------------------------------------------- the words
+
+
+def _ahead(seen: Look, *, behaviour: bool, out: Output) -> None:
+    """Say what will take its time and tells nothing meanwhile."""
+    computed = (
+        seen.planned is not None
+        and seen.planned.plan is not None
+        and any(step.computed for step in seen.planned.plan.steps)
+    )
+    if computed:
+        out.talk("PEFT computes what only its own layers can; loading it takes a while")
+    if behaviour:
+        out.talk("once it is written, base, adapter and result are run to compare what they compute: a while")
 
 
 def _document(seen: Look) -> dict[str, Any]:
