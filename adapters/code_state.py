@@ -4,6 +4,7 @@ No git command is run: a repository's own configuration can make `git status` ex
 folder is not trusted with that. So whether the working tree was dirty stays unknown.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -33,8 +34,8 @@ def of_run(folder: Path, named: str | None = None, *, run_root: Path | None = No
 def of_folder(folder: Path, *, upwards: bool = False) -> dict[str, Any] | None:
     """Return the Git state of a folder, of the nearest folder above it that has one if asked. Raises nothing."""
     try:
-        here = folder.resolve()
-    except (OSError, RuntimeError):
+        here = Path(os.path.realpath(folder))
+    except OSError:
         return None
     for place in [here, *here.parents][: _DEPTH if upwards else 1]:
         git = _git_folder(place)
@@ -82,7 +83,7 @@ def _git_folder(place: Path) -> Path | None:
     except OSError:
         return None
     if link and link.startswith("gitdir:"):
-        target = (place / link[7:].strip()).resolve()
+        target = Path(os.path.realpath(place / link[7:].strip()))
         return target if target.is_dir() else None
     return None
 

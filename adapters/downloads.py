@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from weighbridge.adapters.formats.source import contents
 from weighbridge.registry.findings import finding
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
@@ -40,8 +41,7 @@ class Record(NamedTuple):
 def record(folder: Path, name: str) -> Record | None:
     """Return what is written down of a file of a folder, None where nothing usable is. Raises nothing."""
     try:
-        with (folder / RECORDS / f"{name}.metadata").open("rb") as stream:
-            lines = stream.read(_RECORD_MAX).decode().split("\n")
+        lines = contents(folder / RECORDS / f"{name}.metadata", _RECORD_MAX).decode().split("\n")
         commit, etag, at = lines[0].strip(), lines[1].strip().strip('"'), float(lines[2])
     except (OSError, ValueError, IndexError):
         return _linked(folder / name)

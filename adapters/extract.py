@@ -4,7 +4,6 @@ Nothing is loaded and nothing is run: the readers say where each tensor's bytes 
 into new files, cut into shards on tensor bounds. What is left behind is listed with its size, never dropped silently.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,7 +14,7 @@ from weighbridge.adapters.inspect import goes_along, inspect
 from weighbridge.adapters.inspection import Artifact, Inspection
 from weighbridge.adapters.items import Item
 from weighbridge.adapters.listing import File, Tree, read_tree
-from weighbridge.adapters.reading import Place, Reader
+from weighbridge.adapters.reading import Place, Reader, table_at
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
@@ -123,11 +122,7 @@ def _of(found: items.Found) -> Extraction:
 
 
 def _config(source: str | None) -> dict[str, Any]:
-    try:
-        value = json.loads(Path(source).read_bytes()) if source is not None else None
-    except (OSError, ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {}
+    return (table_at(Path(source)) if source is not None else None) or {}
 
 
 def _one(found: Inspection, path: Path) -> Any:

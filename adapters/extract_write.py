@@ -15,6 +15,7 @@ from weighbridge.adapters.formats import safetensors_writer as writer
 from weighbridge.adapters.formats.protocol import FormatFault
 from weighbridge.adapters.items import Item
 from weighbridge.adapters.origins import stream
+from weighbridge.adapters.target import appear, free
 from weighbridge.adapters.witness import Witness
 from weighbridge.registry import disk, errors, shell
 from weighbridge.registry.refs import shown
@@ -118,10 +119,11 @@ def with_dtype(made: Extraction, dtype: str | None, keep: Iterable[str] = ()) ->
 def write(made: Extraction, target: Path, *, shard_size: int = SHARD, progress: Progress | None = None) -> Report:
     """Write an extraction into a folder that is new or empty; it appears whole or not at all.
 
-    Raises ConflictError where something is there, UsageError where a conversion needs numpy, IntegrityError where the
-    source changed under our hands, and what `disk.translate` says.
+    Raises what `free` raises, ConflictError where something is there, UsageError where a conversion needs numpy,
+    IntegrityError where the source changed under our hands, and what `disk.translate` says.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    free(target)
+    if target.exists() and any(target.iterdir()):
         raise errors.ConflictError(f"{shown(str(target))} is there already", fix="name a folder that is new or empty")
     counter = _cast("Counter")() if any(item.dtype != item.stored for item in made.items) else None
     order = {
@@ -144,9 +146,7 @@ def write(made: Extraction, target: Path, *, shard_size: int = SHARD, progress: 
                 if not (place / name).exists() and not layout.is_weights_name(name):
                     written.append(_file(place / name, _copy(Path(source)), None))
             disk.sync_folder(place)
-            if target.exists():
-                target.rmdir()
-            place.rename(target)
+            appear(place, target)
             disk.sync_folder(target.parent)
     except FormatFault as fault:
         raise errors.SourceChangedError("the checkpoint could not be read to its end", why=fault.message) from fault

@@ -152,7 +152,7 @@ def _ref(repo: Path, revision: str) -> str | None:
     if not re.fullmatch(r"[\w.-]+(?:/[\w.-]+)*", revision) or ".." in revision:
         return None
     try:
-        return (repo / "refs" / revision).read_text("ascii").strip()[:64]
+        return contents(repo / "refs" / revision, 128).decode("ascii").strip()[:64]
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from weighbridge.adapters.formats.source import contents
 from weighbridge.registry import frontmatter
 from weighbridge.registry.hub_rules import is_repo_id
 
@@ -77,7 +78,7 @@ def _text(path: Path) -> str | None:
     try:
         if path.stat().st_size > _SIZE_MAX:
             return None
-        return path.read_text(encoding="utf-8")
+        return contents(path, _SIZE_MAX).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return None
 

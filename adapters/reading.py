@@ -1,6 +1,7 @@
 """Read the small parts of a tree once: JSON, safetensors headers, first bytes. Never a tensor, never a pickle."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -124,6 +125,15 @@ class Place(NamedTuple):
     def table(self, name: str) -> dict[str, Any] | None:
         """Return the JSON object of a file of this folder, or None."""
         return self.reader.table(self.reader.tree.files.get(self.path(name)))
+
+
+def table_at(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object of a file outside any tree, None where it holds none that `Reader.table` would return.
+
+    A pipe is not waited for, nothing beyond JSON_LIMIT is read, and no nesting is too deep. Nothing is raised.
+    """
+    value = _document(File(path.name, os.fspath(path), 0))
+    return value if isinstance(value, dict) else None
 
 
 def _document(file: File) -> Any:

@@ -1,5 +1,6 @@
 """Put the artifacts of one folder together: which one is the result, what they share, what is still being staged."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +63,7 @@ def assemble(
     drafts = [draft for draft, _ in judged]
     own: list[Finding] = []
     facts: dict[str, Any] = {}
-    inside = Path(path).resolve().name
+    inside = Path(os.path.realpath(path)).name
     names = [*waiting, *([inside] if layout.is_staging_name(inside) else [])]
     if names:
         facts["staging"] = waiting

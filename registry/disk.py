@@ -95,6 +95,15 @@ def open_source(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
+def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
+    """Return the bytes of a regular file of at most `limit`; no link, no pipe, no device. Raises OSError."""
+    with os.fdopen(open_source(path), "rb") as stream:
+        body = stream.read(limit + 1)
+    if len(body) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
+    return body
+
+
 def create_file(path: str | os.PathLike[str]) -> int:
     """Create a file that nobody may write afterwards and return its descriptor, for us to fill. Raises OSError."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)

@@ -159,6 +159,9 @@ def _from_system(error: OSError) -> errors.WeighbridgeError:
     what = f"{path}: {what}" if path else what
     if error.errno in {errno.ENOENT, errno.ENOTDIR}:
         return errors.NotFoundError(what)
+    if error.errno == errno.ELOOP:
+        why = "a link on the way leads back to itself"
+        return errors.NotFoundError(what, why=why, fix="name the folder itself; ls -l shows where links lead")
     if error.errno in {errno.EACCES, errno.EPERM}:
         return errors.DeniedError(what, fix="check owner and mode of the path, or run as the user who owns it")
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:

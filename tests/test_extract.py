@@ -258,6 +258,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
     made = extract.plan(tmp_path / "gan.pt", key="generator")
     with pytest.raises(ConflictError):
         extract_write.write(made, tmp_path / "g")
+    theirs = tmp_path / "race" / "theirs"
+    with pytest.raises(ConflictError, match="somebody else"):
+        extract_write.write(made, theirs.parent, progress=lambda _count: theirs.mkdir(parents=True, exist_ok=True))
+    assert not list(tmp_path.glob(".race.*"))
     with pytest.raises(UsageError):
         extract_write.with_dtype(made, "F7")
     with pytest.raises(UsageError):

@@ -57,9 +57,17 @@ def test_a_mirror_gets_the_homes_numbers_and_claims(hub: TestHub, tmp_path: Path
     """Number, claim, manifest, files and papers are those of the home, to the byte; repeating changes nothing."""
     home, mirror = home_with(tmp_path, 2), remote(hub, tmp_path / "ann")
     registry = open_registry(mirror, create=True)
+    begun: list[int] = []
+    moved: list[int] = []
     for n in (1, 2):
-        receipt = deliver(home, mirror, NAME, n, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
+        receipt = deliver(
+            home, mirror, NAME, n, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch",
+            begin=lambda files: begun.append(sum(file.size for file in files)),
+            progress=lambda _path, count: moved.append(count),
+        )  # fmt: skip
         assert (receipt.n, receipt.remote) == (n, "hub")
+        assert sum(moved) == sum(begun), "whoever waits is told of every byte"
+        assert len(begun) == n
     commits = len(repo_of(hub).history("main"))
     deliver(home, mirror, NAME, 1, mirror_name="hub", registry=registry, scratch=tmp_path / "scratch")
     assert len(repo_of(hub).history("main")) == commits == 3

@@ -151,18 +151,6 @@ def test_another_that_just_finished_is_joined(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"model", "out"}
 
 
-def test_a_folder_that_somebody_else_made_meanwhile_is_theirs(tmp_path: Path) -> None:
-    """What appeared under the name while the work was done stays, and is told as a conflict."""
-    ready = begun(builders.llama_model(tmp_path / "model"), tmp_path / "out")
-    staging.make(ready)
-    (ready.stage / staging.OUT).mkdir()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "theirs").touch()
-    with pytest.raises(errors.ConflictError, match="somebody else"):
-        staging.publish(ready, {})
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]
-
-
 @pytest.mark.parametrize("shards", [1, 5])
 def test_the_room_that_is_asked_for_is_the_room_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int

@@ -370,3 +370,11 @@ def test_no_recipe_makes_the_reader_fail(text: str) -> None:
     """Any text as card body gives settings and packages or none."""
     recipes.training([], text)
     recipes.packages([], [None], "### Framework versions\n" + text)
+
+
+def test_a_git_link_in_a_circle_is_no_state(tmp_path: Path) -> None:
+    """Links that lead back to themselves, in the place of the folder or of what `.git` names, hold no Git state."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / ".git").write_text("gitdir: loop\n")
+    assert code_state.of_folder(tmp_path) is None
+    assert code_state.of_folder(tmp_path / "loop") is None

@@ -118,3 +118,22 @@ def test_the_configuration_is_light(yard: Yard) -> None:
     modules = set(done.stdout.split())
     assert heavy(modules) == set()
     assert {"weighbridge.config.problems", "weighbridge.config.lines", "difflib"} & modules == set()
+
+
+@pytest.mark.parametrize("module", ["contextlib", "click", "weighbridge.registry.shell", "weighbridge.registry.cli.ls"])
+def test_an_interrupt_during_the_first_imports_is_no_traceback(module: str) -> None:
+    """From the first import of the entry point on, an interrupt ends with 130 and one word."""
+    probe = f"""
+import os, sys
+sys.path[:0] = {sys.path!r}
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Interrupting())
+from weighbridge.registry.cli.main import main
+sys.argv = ["registry", "ls", "--help"]
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", probe], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

@@ -33,6 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
             builders.lora_adapter(folder / "two" / name, seed=ord(name))
         os.mkfifo(folder / "pipe")
         (folder / "dead").symlink_to("nowhere")
+        (folder / "loop").symlink_to("loop")
         yield desk
 
 
@@ -56,6 +57,20 @@ WRONG: dict[str, tuple[int, str]] = {
     "inspect dead": (3, "a link to nothing"),
     "diagnose dead": (3, "a link to nothing"),
     "extract dead --to x": (3, "a link to nothing"),
+    "push dead --name y": (3, "a link to nothing"),
+    **{
+        f"{command} {place}": (3, "leads back to itself")
+        for command in ("push --name y", "inspect", "diagnose", "extract --to x")
+        for place in ("./loop", "loop/", "loop/below")
+    },
+    "merge ./loop --base model --to x": (3, "leads back to itself"),
+    "merge two/a --base ./loop --to x": (3, "leads back to itself"),
+    "merge dead --base model --to x": (3, "a link to nothing"),
+    "cast loop/below --dtype fp32 --to x": (3, "there is no loop/below"),
+    "verify ./loop": (3, "there is no folder ./loop"),
+    "diagnose model --base ./loop": (3, "there is no base ./loop"),
+    "extract model --to dead": (7, "is a link"),
+    "extract model --to model/config.json": (7, "is a file"),
     f"inspect {NAME}@v1": (3, f"registry pull {NAME}@v1 DIR"),
     f"diagnose {NAME}:prod": (3, f"registry pull {NAME}:prod DIR"),
     "diagnose ''": (2, "write . for this folder"),

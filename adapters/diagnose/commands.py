@@ -3,6 +3,7 @@
 Words in capitals are for the reader to fill in. Nothing here overwrites weights: they are written anew beside.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -42,7 +43,7 @@ def python(code: str) -> str:
 
 def beside(path: Path, ending: str) -> Path:
     """Return a new name beside a folder or file; of `.` and `..` the real name is taken."""
-    whole = path if path.name not in {"", ".."} else path.resolve()
+    whole = path if path.name not in {"", ".."} else Path(os.path.realpath(path))
     stem = next((whole.name.removesuffix(end) for end in _ENDS if whole.name.endswith(end)), whole.name)
     return whole.with_name(f"{stem}-{ending}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import fit, layout, listing, packed_weights, quantization, shards, weights
+from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.merge.values import Origin, Source
 from weighbridge.adapters.reading import Place, Reader
 from weighbridge.adapters.weights import WeightSet
@@ -117,8 +118,7 @@ def read(root: Path) -> Base | None:
         file = place.reader.tree.files[path]
         header = place.reader.header(file)
         sources.append(source(Path(file.source)))
-        with Path(file.source).open("rb") as stream:
-            headers[path] = stream.read(header.data_start)
+        headers[path] = contents(Path(file.source), header.data_start)
         for name, tensor in header.tensors.items():
             if found.owners.get(name) == path:
                 places[name] = Origin(

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import code_files, fit, layout
+from weighbridge.adapters.formats.source import contents
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge.base import Base
 from weighbridge.adapters.merge.plan import Planned
 from weighbridge.adapters.merge.values import Bundle
+from weighbridge.adapters.reading import JSON_LIMIT, table_at
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
 
@@ -37,11 +39,7 @@ class Folder(NamedTuple):
     def table(self, path: str) -> dict[str, Any]:
         """Return a JSON object, an empty one where there is none."""
         found = self.files.get(path)
-        try:
-            value = json.loads(Path(found[0]).read_bytes()) if found is not None else None
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return value if isinstance(value, dict) else {}
+        return (table_at(Path(found[0])) if found is not None else None) or {}
 
 
 def folder(artifact: Artifact) -> Folder:
@@ -158,7 +156,7 @@ def _template(one: Folder) -> str | None:
     found = one.files.get("chat_template.jinja")
     if found is not None:
         try:
-            return Path(found[0]).read_text("utf-8")
+            return contents(Path(found[0]), JSON_LIMIT).decode()
         except (OSError, UnicodeDecodeError):
             return None
     for table in (one.table("chat_template.json"), one.table("tokenizer_config.json")):

@@ -4,6 +4,7 @@ What a cast cannot be made of is told in words: packed weights, files that are n
 precision cannot hold. The result is a folder of its own with a record beside the weights, `cast.json`.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -162,7 +163,7 @@ def _refusals(model: Base) -> list[Finding]:
 
 def _no_model(folder: Path, artifact: str | None, kinds: Sequence[str | None]) -> Finding:
     """Return the refusal of a folder that is no one model; one that was fetched is known by its last name alone."""
-    name = shown(folder.resolve().name)
+    name = shown(Path(os.path.realpath(folder)).name)
     fix = "merge it into its base, which casts as well: registry merge ... --dtype" if kinds == ["adapter"] else None
     return _impossible(f"{name} holds {artifact or 'nothing known'}, and no one model", fix)
 
@@ -178,7 +179,7 @@ def _answer(
     planned: plans.Planned | None = None,
     made: Any = None,
 ) -> Look:
-    return Look((), judged, outcome(found), facts, found, [], planned, made)
+    return Look((), judged, outcome(found), facts, found, [], planned, made, what="cast")
 
 
 def _judged(result: dict[str, Any], ready: Ready) -> list[Finding]:

@@ -1,6 +1,7 @@
 """Is it the base the adapter was trained on? Copies of base tensors inside the adapter, and the ids on both sides."""
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -101,7 +102,7 @@ def compare(
 
 def _ids(base: Base, one: Artifact, config: Mapping[str, Any]) -> tuple[str | None, list[Finding]]:
     """Compare the id and revision that the adapter records with those of the folder, where a Hub cache tells them."""
-    cached = _CACHED.search(str(base.root)) or _CACHED.search(str(base.root.resolve()))
+    cached = _CACHED.search(str(base.root)) or _CACHED.search(os.path.realpath(base.root))
     recorded = one.base.id
     if cached is None or recorded is None or is_local(recorded) or is_quantized(recorded):
         return None, []

@@ -25,6 +25,7 @@ from weighbridge.adapters.merge.base import EMBEDDINGS, HEADS, Base, source
 from weighbridge.adapters.merge.names import Names
 from weighbridge.adapters.merge.place import Placed
 from weighbridge.adapters.merge.values import Origin, Plan, Source, Step
+from weighbridge.adapters.reading import table_at
 from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Finding, Value
 
@@ -368,7 +369,9 @@ def _unties(plan: Plan) -> bool:
 
 def _copy_config(source: Path, target: Path, *, untied: bool = False) -> None:
     """Copy a config without the fields that make a library do more than compute; `untied` parts embedding and head."""
-    config = json.loads(source.read_bytes())
+    config = table_at(source)
+    if config is None:
+        raise errors.SourceChangedError(f"{source} holds no config any more", fix="merge again")
     if untied:
         for part in (config, config.get("text_config")):
             if isinstance(part, dict):

@@ -13,6 +13,7 @@ from weighbridge.adapters.merge.adapter import Adapter, computable
 from weighbridge.adapters.merge.base import EMBEDDINGS, Base
 from weighbridge.adapters.merge.place import Placed
 from weighbridge.adapters.merge.values import DTYPES, WIDTH, Origin, OutFile, Plan, Source, Step
+from weighbridge.adapters.reading import table_at
 from weighbridge.adapters.whole import some
 from weighbridge.registry import findings
 from weighbridge.registry.types import Finding
@@ -296,7 +297,7 @@ def _index(base: Base, files: list[OutFile]) -> dict[str, Any] | None:
     """Return the index of the written files, None for a model in one file."""
     if base.weights.index is None:
         return None
-    old = json.loads((base.root / base.weights.index).read_bytes())
+    old = table_at(base.root / base.weights.index) or {}
     total = sum(_size(step) for file in files for step in file.steps)
     metadata = {**(old.get("metadata") or {}), "total_size": total}
     if "total_parameters" in metadata:

@@ -25,7 +25,7 @@ from weighbridge.adapters.merge.place import place
 from weighbridge.adapters.merge.plan import Planned
 from weighbridge.adapters.merge.values import Bundle, Source
 from weighbridge.adapters.plan import JudgedFile, role_of
-from weighbridge.adapters.reading import Place, Reader
+from weighbridge.adapters.reading import Place, Reader, table_at
 from weighbridge.registry import findings
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.types import Finding, Outcome
@@ -75,6 +75,8 @@ class Look(NamedTuple):
     bundle: Bundle | None = None
     called: str | None = None
     """The version of the registry that the base is, where it was fetched as one."""
+    what: str = "merge"
+    """What its refusal calls it."""
 
 
 def look(
@@ -309,11 +311,7 @@ def _unreadable(judged: Artifact, found: Iterable[Finding]) -> list[Finding]:
 
 
 def _config(one: Artifact) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode((Path(one.root) / layout.ADAPTER_CONFIG).read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return table_at(Path(one.root) / layout.ADAPTER_CONFIG) or {}
 
 
 def _read(

@@ -4,7 +4,6 @@ It is the target's hidden sibling and is named after the plan, so that the same 
 has finished. Nothing else ever writes there: a lock that ends with its process says so.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -25,6 +24,8 @@ from weighbridge.adapters.memory import available
 from weighbridge.adapters.merge import behave, outside, pays, reach
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.values import Bundle, Plan
+from weighbridge.adapters.reading import table_at
+from weighbridge.adapters.target import appear, free
 from weighbridge.registry import errors, findings
 from weighbridge.registry.disk import free_bytes, speaking, sync_folder
 from weighbridge.registry.types import Finding, Value
@@ -147,7 +148,11 @@ def working(ready: Ready) -> Iterator[Merged | None]:
     """
     make(ready)
     with held(ready.stage):
-        there = already(ready.target, ready.identity, ready.record)
+        try:
+            there = already(ready.target, ready.identity, ready.record)
+        except errors.ConflictError:
+            shutil.rmtree(ready.stage, ignore_errors=True)
+            raise
         if there is not None:
             shutil.rmtree(ready.stage, ignore_errors=True)
         try:
@@ -292,13 +297,12 @@ def publish(ready: Ready, record: Mapping[str, Any]) -> None:
         _write(out / ready.record, record)
         sync_folder(out)
         try:
-            out.rename(ready.target)
-        except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                raise
-            raise errors.ConflictError(
-                f"{ready.target} was made by somebody else in the meantime", fix="name another folder, or remove it"
-            ) from error
+            appear(out, ready.target)
+        except errors.ConflictError:
+            # The name stays theirs, so what lies here would never be asked for again.
+            shutil.rmtree(ready.stage, ignore_errors=True)
+            already(ready.target, ready.identity, ready.record)
+            raise
         sync_folder(ready.target.parent)
     shutil.rmtree(ready.stage, ignore_errors=True)
     _forsaken(ready)
@@ -335,14 +339,15 @@ def allowed(look: Look) -> tuple[Plan, Bundle]:
     blocks = [f for f in look.findings if f.severity == "block" and not findings.CODES[f.code].waits]
     waits = [f for f in look.findings if findings.CODES[f.code].waits]
     if blocks:
-        what = "merge" if look.adapters else "cast"
-        raise errors.RefusedError(f"this {what} is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks)
+        raise errors.RefusedError(
+            f"this {look.what} is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks
+        )
     if waits:
         raise errors.NotFinishedError(
             "a folder is not finished", why=waits[0].message, fix=waits[0].fix, findings=waits
         )
     if look.planned is None or look.planned.plan is None or look.bundle is None:
-        raise errors.RefusedError("this merge is refused", why="there is no plan for it", findings=look.findings)
+        raise errors.RefusedError(f"this {look.what} is refused", why="there is no plan for it", findings=look.findings)
     if not _installed():
         raise errors.WeighbridgeError(
             "the merge extra is not installed",
@@ -359,13 +364,15 @@ def _installed() -> bool:
 
 
 def already(target: Path, identity: str, record: str) -> Merged | None:
-    """Return the same result where the target holds it. Raises ConflictError where it holds anything else."""
+    """Return the same result where the target holds it. Raises ConflictError where it holds anything else.
+
+    Raises what `free` raises, too.
+    """
+    free(target)
     try:
         entries = list(target.iterdir())
     except FileNotFoundError:
         return None
-    except NotADirectoryError as error:
-        raise errors.ConflictError(f"{target} is a file", fix="name a folder that is not there yet") from error
     if not entries:
         return None
     found = same(target, identity, record)
@@ -390,7 +397,7 @@ def make_way(look: Look, target: Path, record: str) -> None:
 def same(target: Path, identity: str, record: str) -> Merged | None:
     """Return the result of a plan where the target holds it whole, None for anything else."""
     try:
-        told = json.loads((target / record).read_bytes())
+        told = table_at(target / record) or {}
         if told["plan"] != identity or any(
             (target / path).stat().st_size != file["size"] for path, file in told["files"].items()
         ):

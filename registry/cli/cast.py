@@ -11,6 +11,7 @@ from weighbridge.adapters.merge import casting
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
+from weighbridge.adapters.target import free
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
@@ -60,6 +61,8 @@ def cast(
     read; it ends 0 when the cast can be made, 5 when it is refused, 8 when the folder is not finished.
     """
     begun = time.monotonic()
+    if target is not None:
+        free(target)
     keep = sorted({word.strip() for word in (keep_fp32 or "").split(",") if word.strip()})
     words = ["cast", model, remote or "", config or "", dtype, *keep, "as", name or ""]
     with sides.scratch(words, dry_run=dry_run) as scratch:

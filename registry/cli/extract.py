@@ -8,6 +8,7 @@ import click
 
 from weighbridge.adapters import extract as extraction
 from weighbridge.adapters import extract_write
+from weighbridge.adapters.target import free
 from weighbridge.registry.cli import options, paths
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
@@ -51,6 +52,7 @@ def extract(
     """
     if not (checkpoint.is_file() or checkpoint.is_dir()):
         raise paths.absent(checkpoint)
+    free(target)
     limit = _bytes(shard_size)
     if keep_fp32 and dtype is None:
         raise UsageError("--keep-fp32 needs --dtype", fix="--dtype bf16 --keep-fp32 norm,embed")

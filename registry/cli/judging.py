@@ -41,6 +41,8 @@ def judge(wish: Wish, chosen: RemoteSettings, *, values: int, ask: Models | None
         found = inspect(path, values=values, prefer_averaged=wish.ema == "prefer")
     except FileNotFoundError as error:
         raise paths.absent(path) from error
+    if not found.artifacts and not path.exists():
+        raise paths.absent(path)  # a link to nothing, or to itself
     root = Path(os.path.realpath(path))
     root = root if root.is_dir() else root.parent
     run_root = root.parent if layout.step_of(root.name) is not None else root

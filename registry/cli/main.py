@@ -2,39 +2,51 @@
 
 Starting is most of what `registry ls` costs. Two habits save a sixth of it: nothing is imported before the garbage
 collector is told to stay out of the way (modules are never garbage), and a process that is about to end does not take
-its modules apart first.
+its modules apart first. An interrupt is no traceback from the first import on, so this module itself imports only what
+the interpreter has loaded already.
 """
 
 import atexit
 import gc
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from importlib import import_module
+
+_INTERRUPTED = 130
+"""That of `shell`, which may not be there yet."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: list[str] | tuple[str, ...] | None = None) -> int:
     """Run one command and return the exit code; every error is turned into words by `shell.run`.
 
     `arguments` is None for the real command line, whose process belongs to us.
     """
     if arguments is not None:
         return _run(arguments)
+    try:
+        return _whole()
+    except KeyboardInterrupt:  # while `shell` was being imported, or the process was about to end
+        sys.stderr.write("interrupted\n")
+        return _INTERRUPTED
+
+
+def _whole() -> int:
     gc.disable()
     code = _run(None)
     threads = sys.modules.get("threading")
     if threads is None or all(one.daemon for one in threads.enumerate() if one is not threads.main_thread()):
         atexit._run_exitfuncs()  # noqa: SLF001 - as the interpreter would, and nobody else can
-        with suppress(OSError, ValueError):  # a reader that left; what a command prints is out before it ends
+        try:
             sys.stdout.flush()
             sys.stderr.flush()
+        except (OSError, ValueError):  # a reader that left; what a command prints is out before it ends
+            pass
         os._exit(code)
     return code
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    shell = import_module("weighbridge.registry.shell")
-    group = import_module("weighbridge.registry.cli.group")
+def _run(arguments: list[str] | tuple[str, ...] | None) -> int:
+    for module in ("weighbridge.registry.shell", "weighbridge.registry.cli.group"):
+        __import__(module)
+    shell, group = sys.modules["weighbridge.registry.shell"], sys.modules["weighbridge.registry.cli.group"]
     code: int = shell.run(group.registry, "registry", arguments)
     return code

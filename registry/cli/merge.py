@@ -13,6 +13,7 @@ from weighbridge.adapters.merge import identity, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
+from weighbridge.adapters.target import free
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
@@ -88,6 +89,8 @@ def merge(
     it ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not finished.
     """
     begun = time.monotonic()
+    if target is not None:
+        free(target)
     shape = ["as", dtype or "", str(unchanged), name or ""]  # what else decides the result
     words = ["merge", adapter, *others, base, remote or "", config or "", *shape]
     with sides.scratch(words, dry_run=dry_run) as scratch:
@@ -110,6 +113,8 @@ def merge(
         if unsure and seen.planned is not None:
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
+        if not out.as_json and start.standing(seen, place) is None:
+            _ahead(seen, behaviour=behaviour, out=out)
         with following(out) as follower:
             done = start.merge(
                 seen,
@@ -153,6 +158,19 @@ def _publish(
 
 
 # ----------------------------------------------------------------------------------------------------------- the words
+
+
+def _ahead(seen: Look, *, behaviour: bool, out: Output) -> None:
+    """Say what will take its time and tells nothing meanwhile."""
+    computed = (
+        seen.planned is not None
+        and seen.planned.plan is not None
+        and any(step.computed for step in seen.planned.plan.steps)
+    )
+    if computed:
+        out.talk("PEFT computes what only its own layers can; loading it takes a while")
+    if behaviour:
+        out.talk("once it is written, base, adapter and result are run to compare what they compute: a while")
 
 
 def _document(seen: Look) -> dict[str, Any]:

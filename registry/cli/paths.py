@@ -1,5 +1,6 @@
 """Paths as people give them: an empty word is no folder, and what is not there is told with what was probably meant."""
 
+import errno
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -37,8 +38,11 @@ WORD: Final = _Word()
 
 
 def absent(path: Path) -> NotFoundError:
-    """Return the error for a path that holds no file and no folder: nothing, a link to nothing, a pipe, a version."""
+    """Return the error for a path that holds no file and no folder: nothing, a dead or looping link, a pipe, a name."""
     text = shown(str(path))
+    if _loops(path):
+        why = "a link on the way leads back to itself"
+        return NotFoundError(f"there is no {text}", why=why, fix="name the folder itself; ls -l shows where links lead")
     if path.is_symlink():
         return NotFoundError(f"{text} is a link to nothing", fix="restore what it points to, or name another file")
     if path.exists():
@@ -47,3 +51,11 @@ def absent(path: Path) -> NotFoundError:
         fix = f"registry pull {text} DIR, then name that folder"
         return NotFoundError(f"there is no folder {text}", why="it is the name of a version", fix=fix)
     return NotFoundError(f"there is no {text}", fix="name a folder or a file that exists")
+
+
+def _loops(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False

@@ -1,5 +1,6 @@
 """`registry push`: publish a folder as a new version, without a daemon."""
 
+import os
 from pathlib import Path
 
 import click
@@ -60,7 +61,7 @@ def push(
     same bytes keep the number they have. Ends 5 when it is refused, 8 when files are still being written.
     """
     if path.name in {"", ".."}:  # the names of a folder and of what lies beside it are facts of a checkpoint
-        path = path.resolve()
+        path = Path(os.path.realpath(path))
     codes = tuple(dict.fromkeys(codes))
     given = tuple((code, reason or "checked by hand") for code in codes)
     wish = Wish(path, name, kind, ema, given, share, again, adopt, remote, config)

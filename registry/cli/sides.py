@@ -14,7 +14,7 @@ from weighbridge.adapters.merge.staging import Merged, make_way
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk
-from weighbridge.registry.cli import context, fresh
+from weighbridge.registry.cli import context, fresh, paths
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError
@@ -134,6 +134,8 @@ def find(
     """Return what a word of the command means; with `hub` it may be an id in the Hub cache. Raises NotFoundError."""
     if Path(text).exists():
         return Side(Path(text), text)
+    if Path(text).is_symlink():
+        raise paths.absent(Path(text))
     cached = license.cache_folder(text, None, license.cache_roots(os.environ)) if hub and is_repo_id(text) else None
     if cached is not None:
         return Side(cached, text)

@@ -120,7 +120,7 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
 def _source(path: Path, settings: Settings, out: Output) -> int:
     """Ask the daemon what it published from a folder, and compare."""
     try:
-        told = control.ask(settings.daemon.socket, "recorded", {"path": str(path.resolve())})
+        told = control.ask(settings.daemon.socket, "recorded", {"path": os.path.realpath(path)})
     except UnreachableError as error:
         raise NotFoundError(
             f"{shown(str(path))} holds no manifest.json",

@@ -7,7 +7,7 @@ own for a moment, its tag, and a line in the ledger; main stays at the highest.
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from weighbridge.registry import errors, layout, types
@@ -21,9 +21,20 @@ from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
 
 
-def deliver(home: Remote, mirror: CommitRemote, name: str, n: int, *, mirror_name: str, scratch: Path) -> types.Receipt:
+def deliver(
+    home: Remote,
+    mirror: CommitRemote,
+    name: str,
+    n: int,
+    *,
+    mirror_name: str,
+    scratch: Path,
+    begin: Callable[[Sequence[types.FileEntry]], None] | None = None,
+    progress: fetch.Progress | None = None,
+) -> types.Receipt:
     """Bring a committed version of `home` to `mirror` and return its receipt; repeating is harmless.
 
+    `begin` and `progress` are told of what is fetched; a commit sends its files at once and tells nothing meanwhile.
     Raises DivergedError when the mirror holds something else under this name or number, and what the remotes raise.
     """
     manifest = checked_manifest(home, name, n)
@@ -39,7 +50,9 @@ def deliver(home: Remote, mirror: CommitRemote, name: str, n: int, *, mirror_nam
         return commit_publish.decide(mirror, mirror_name, claimed, commit_publish.check(mirror, claimed))
     place = scratch / secrets.token_hex(16)
     try:
-        fetch.files(home, name, n, manifest.files, place)
+        if begin is not None:
+            begin(manifest.files)
+        fetch.files(home, name, n, manifest.files, place, progress=progress)
         rendered: Mapping[str, bytes] = {
             path: body for path in types.PAPERS if (body := once.look(home, layout.version(name, n, path))) is not None
         }

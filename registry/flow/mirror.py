@@ -53,7 +53,9 @@ def deliver(
     check_writer(registry)
     repositories = commits.of(mirror)
     if repositories is not None:
-        return commit_mirror.deliver(home, repositories, name, n, mirror_name=mirror_name, scratch=scratch)
+        return commit_mirror.deliver(
+            home, repositories, name, n, mirror_name=mirror_name, scratch=scratch, begin=begin, progress=progress
+        )
     manifest = checked_manifest(home, name, n)
     claimed, told = _bring_claims(home, mirror, name, n)
     mark = once.look(mirror, layout.withdrawn(name, n))

@@ -89,11 +89,8 @@ def look(path: Path) -> Target:
 
 def ours(path: Path) -> Manifest | None:
     """Return the manifest of a folder that was pulled or published by us, or None."""
-    file = path / "manifest.json"
     try:
-        if file.is_symlink() or file.stat().st_size > SIZE_LIMIT:
-            return None
-        return parse(file.read_bytes())
+        return parse(disk.read_small(path / "manifest.json", SIZE_LIMIT))
     except (OSError, IntegrityError, UsageError):
         return None
 
@@ -101,10 +98,10 @@ def ours(path: Path) -> Manifest | None:
 def selection(path: Path) -> set[str] | None:
     """Return the files that a pull of some files only put here, None for a pull of all."""
     try:
-        return set(map(str, json.loads((path / PARTIAL).read_text())["files"]))
+        return set(map(str, json.loads(disk.read_small(path / PARTIAL, SIZE_LIMIT))["files"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
@@ -312,8 +309,8 @@ def _move_in(target: Target, hidden: Path, manifest: Manifest) -> None:
 def _unfinished(path: Path) -> set[str]:
     """Return the files that a cut pull into a mount point may have left."""
     try:
-        return set(map(str, json.loads((path / UNFINISHED).read_text())["paths"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return set(map(str, json.loads(disk.read_small(path / UNFINISHED, SIZE_LIMIT))["paths"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
