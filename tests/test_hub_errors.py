@@ -17,7 +17,7 @@ import huggingface_hub.errors
 import pytest
 
 from weighbridge.registry import errors
-from weighbridge.registry.remotes.hub.client import TRIES, Line
+from weighbridge.registry.remotes.hub.client import AGAIN, TRIES, Line
 from weighbridge.registry.remotes.hub.errors import RULES, of_response, speaking, translate
 from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.remotes.wrappers import Retrying
@@ -173,6 +173,40 @@ def test_a_hub_that_is_out_of_reach_is_told_soon(
     assert len(pauses) == TRIES - 1, "what was repeated is not repeated again by whoever holds the remote"
     assert slept == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_hub_that_answered_before_is_waited_for() -> None:
+    """An outage of half a minute fails no command that was let through before; a longer one is waited out once."""
+    pauses: list[float] = []
+    line = Line("http://hub.example:1", environ={}, sleep=pauses.append)
+    away = True
+
+    def look() -> str:
+        if away and sum(pauses) < back:
+            raise errors.RetryableError("away")
+        return "seen"
+
+    back = 30.0
+    with pytest.raises(errors.RetryableError):
+        line.ask("cannot look", look)
+    assert len(pauses) == TRIES - 1, "a Hub that never answered is told soon"
+    away = False
+    assert line.ask("cannot look", look) == "seen"
+    away = True
+    pauses.clear()
+    assert line.ask("cannot look", look) == "seen"
+    assert max(pauses) <= 10
+    back = 1e6
+    pauses.clear()
+    wrapped = Retrying(HubRemote("acme", endpoint=line.endpoint, environ={}), sleep=pauses.append)
+    with pytest.raises(errors.RetryableError):
+        wrapped._repeat(lambda: line.ask("cannot look", look))
+    assert len(pauses) == AGAIN - 1, "not repeated again by whoever holds the remote"
+    assert 30 < sum(pauses) < 60
+    pauses.clear()
+    with pytest.raises(errors.RetryableError):
+        line.ask("cannot look", look)
+    assert len(pauses) == TRIES - 1
 
 
 def test_commit_quota_and_request_quota_are_told_apart() -> None:

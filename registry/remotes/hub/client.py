@@ -5,6 +5,7 @@ rate limit (the library would, without bound): whoever calls decides whether to 
 """
 
 import functools
+import math
 import os
 import re
 import ssl
@@ -42,10 +43,15 @@ CREDENTIAL: Final = "hf-token"
 """What a unit calls the token in LoadCredential=."""
 
 TRIES: Final = 4
+AGAIN: Final = 10
+"""Tries of a read at a Hub that let one through before: what passes within a minute, while a commit is read back for
+one, fails no command."""
 FIRST: Final = 30.0
 """Seconds until a Hub that has not said a word yet counts as silent."""
 _PATIENT: Final = 10.0
-"""Seconds that a read may be repeated, or a quota may ask us to wait, without anybody being told."""
+"""Seconds that a first read may be repeated, or a quota may ask us to wait, without anybody being told."""
+_LONGER: Final = 6.0
+"""Times as long a read may be repeated where one went through before."""
 
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 _TOKEN: Final = re.compile(r"[!-~]+")
@@ -109,21 +115,31 @@ class Line:
         return found
 
     def ask(self, what: str, call: Callable[[], T], *, writes: bool = False) -> T:
-        """Carry out a request through the library; a read that fails for a moment is repeated, a write never is."""
+        """Carry out a request through the library; a read that fails for a moment is repeated, a write never is.
+
+        It is repeated for longer where a request went through before, and none was given up since.
+        """
         failed = 0
-        end = time.monotonic() + _PATIENT
+        known = self.host in _well
+        tries, end = (AGAIN, _PATIENT * _LONGER) if known else (TRIES, _PATIENT)
+        end += time.monotonic()
         while True:
             try:
                 with self.speaking(what, writes=writes):
-                    return call()
+                    answer = call()
+                    _well.add(self.host)
+                    return answer
             except (errors.RetryableError, errors.QuotaError) as error:
                 failed += 1
-                pause = 0.2 * 2.0**failed
+                pause = min(0.2 * 2.0**failed, _PATIENT)
                 if isinstance(error, errors.QuotaError):
-                    pause = float(error.data.get("retry_after", _PATIENT + 1))
-                if writes or failed >= TRIES or time.monotonic() + pause > end:
+                    asked = float(error.data.get("retry_after", _PATIENT + 1))
+                    pause = asked if asked <= _PATIENT else math.inf
+                if writes or failed >= tries or time.monotonic() + pause > end:
                     if not writes:
                         error.data["attempts"] = failed  # so that nobody above repeats each of them again
+                        if not isinstance(error, errors.QuotaError):
+                            _well.discard(self.host)
                     raise
                 self.sleep(pause)
 
@@ -235,6 +251,8 @@ def token(environ: Mapping[str, str]) -> Secret | None:
 
 
 _installed: Patience | None = None
+_well: Final[set[str]] = set()
+"""By host and port: Hubs that let a request through, and none was given up since."""
 _skews: Final[dict[str, float]] = {}
 """By host and port: how many seconds its clock is ahead of ours, by its last answer."""
 
