@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import httpx2
 import huggingface_hub
 import huggingface_hub.errors
 import pytest
+from huggingface_hub.utils import get_session
 
 from weighbridge.registry import errors
+from weighbridge.registry.remotes.hub import client
 from weighbridge.registry.remotes.hub.client import AGAIN, TRIES, Line
 from weighbridge.registry.remotes.hub.errors import RULES, of_response, speaking, translate
 from weighbridge.registry.remotes.hub.remote import HubRemote
@@ -207,6 +210,28 @@ def test_a_hub_that_answered_before_is_waited_for() -> None:
     with pytest.raises(errors.RetryableError):
         line.ask("cannot look", look)
     assert len(pauses) == TRIES - 1
+
+
+def test_a_renewed_file_of_authorities_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon trusts whom the file says now; while it is away, and while it stays as it is, nothing is made anew."""
+    begin = "-----BEGIN CERTIFICATE"
+    one, other = (begin + text for text in Path(certifi.where()).read_text().split(begin)[1:3])
+    place = tmp_path / "authorities.pem"
+    place.write_text(one)
+    monkeypatch.setenv("SSL_CERT_FILE", str(place))
+
+    def session() -> httpx2.Client:
+        client.install(client.Patience())
+        return get_session()
+
+    first = session()
+    assert session() is first
+    place.rename(tmp_path / "away")
+    assert session() is first
+    place.write_text(one + other)
+    second = session()
+    assert second is not first
+    assert len(client._trusted(client._trust()).get_ca_certs()) == 2
 
 
 def test_commit_quota_and_request_quota_are_told_apart() -> None:

@@ -55,6 +55,7 @@ _LONGER: Final = 6.0
 
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 _TOKEN: Final = re.compile(r"[!-~]+")
+_SYSTEM: Final = ssl.get_default_verify_paths().openssl_cafile
 _TRACE: Final = "X-Amzn-Trace-Id"
 _install = threading.Lock()
 
@@ -250,7 +251,7 @@ def token(environ: Mapping[str, str]) -> Secret | None:
     return Secret(stored) if stored else None
 
 
-_installed: Patience | None = None
+_installed: "tuple[Patience, _Trust] | None" = None
 _well: Final[set[str]] = set()
 """By host and port: Hubs that let a request through, and none was given up since."""
 _skews: Final[dict[str, float]] = {}
@@ -258,13 +259,19 @@ _skews: Final[dict[str, float]] = {}
 
 
 def install(patience: Patience) -> None:
-    """Give the library an HTTP client with time limits; the same limits twice change nothing."""
+    """Give the library an HTTP client with time limits; the same limits and the same to trust change nothing.
+
+    A file of authorities that is renewed while a daemon runs is read again, once it is there.
+    """
     global _installed  # noqa: PLW0603 - the library keeps one client per process, and this is what it was given
+    trust = _trust()
     with _install:
-        if _installed != patience:
+        if _installed is not None and trust.changed is None:
+            trust = _installed[1]
+        if _installed != (patience, trust):
             logging.set_verbosity(logging.ERROR)  # it tells of every retry on stderr; what matters is raised
             set_client_factory(lambda: make_client(patience))
-            _installed = patience
+            _installed = patience, trust
 
 
 def warm_up(patience: Patience) -> None:
@@ -291,14 +298,30 @@ def make_client(patience: Patience) -> httpx2.Client:
         event_hooks={"request": [_trace], "response": [_learn_the_time, _refuse_to_wait]},
         follow_redirects=True,
         timeout=httpx2.Timeout(patience.answer, connect=patience.connect),
-        verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
+        verify=_trusted(_trust()),
     )
 
 
-@functools.cache
-def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """Return whom these variables say to trust, read once: 15 ms that a copy of a process need not spend again."""
-    del file, folder  # the library reads them itself
+class _Trust(NamedTuple):
+    """Where those whom to trust are listed, and that list's time and size, None where there is none."""
+
+    place: str
+    changed: tuple[int, int] | None
+
+
+def _trust() -> _Trust:
+    place = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR") or _SYSTEM
+    try:
+        found = os.stat(place)  # noqa: PTH116 - before every request
+    except OSError:
+        return _Trust(place, None)
+    return _Trust(place, (found.st_mtime_ns, found.st_size))
+
+
+@functools.lru_cache(maxsize=1)
+def _trusted(trust: _Trust) -> ssl.SSLContext:
+    """Return whom to trust, read once while that stays: 15 ms that a copy of a process need not spend again."""
+    del trust  # the library reads it itself
     return httpx2.create_ssl_context()
 
 
