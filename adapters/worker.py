@@ -206,8 +206,9 @@ def _ended(spoken: _Spoken) -> errors.WeighbridgeError:
     code, lines = spoken.code, spoken.said.decode("utf-8", "replace").strip().splitlines()
     if code == -signal.SIGKILL and spoken.short:
         return starved.error("the kernel ended its process for the memory it held")
-    if lines and starved.says(lines[-1]):
-        return starved.error(lines[-1].rstrip("."))
+    short = starved.told(lines[-1].rstrip(".")) if lines else None
+    if short is not None:
+        return short
     if code < 0:
         name = signal.Signals(-code).name
         why = f"it was ended by {name}" + ("; the kernel does that when memory runs out" if name == "SIGKILL" else "")
@@ -252,9 +253,10 @@ def main() -> int:
         answer = {"error": errors.describe(_forbidden(error))}
     except (MemoryError, RuntimeError) as error:
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if not starved.says(words):
+        short = starved.told(words)
+        if short is None:
             raise
-        answer = {"error": errors.describe(starved.error(words))}
+        answer = {"error": errors.describe(short)}
     answers.write(json.dumps(answer, default=str).encode() + b"\n")
     return 0
 

@@ -17,6 +17,7 @@ from weighbridge.daemon.report import held_up, problems, undelivered
 from weighbridge.registry import errors, layout
 from weighbridge.registry.cli.main import main
 from weighbridge.registry.flow import commit_publish
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.hub import client
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge_testlib.builders import card, lora_adapter
@@ -88,6 +89,7 @@ def hub() -> Iterator[TestHub]:
 def _quick(hub: TestHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for nobody: the pauses are tested where they belong."""
     monkeypatch.setattr(commit_publish, "LOOKS", (0.0,))
+    monkeypatch.setattr(commits, "UNMOVED", (0.0, 0.0))
     monkeypatch.setattr(client, "_PATIENT", 0.0)
     monkeypatch.setattr(client, "Patience", lambda: QUICK)
     monkeypatch.setattr(client, "get_token", lambda: None)

@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import httpx2
 import huggingface_hub
 import huggingface_hub.errors
 import pytest
+from huggingface_hub.utils import get_session
 
 from weighbridge.registry import errors
-from weighbridge.registry.remotes.hub.client import TRIES, Line
+from weighbridge.registry.remotes.hub import client
+from weighbridge.registry.remotes.hub.client import AGAIN, TRIES, Line
 from weighbridge.registry.remotes.hub.errors import RULES, of_response, speaking, translate
 from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.remotes.wrappers import Retrying
@@ -173,6 +176,62 @@ def test_a_hub_that_is_out_of_reach_is_told_soon(
     assert len(pauses) == TRIES - 1, "what was repeated is not repeated again by whoever holds the remote"
     assert slept == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_hub_that_answered_before_is_waited_for() -> None:
+    """An outage of half a minute fails no command that was let through before; a longer one is waited out once."""
+    pauses: list[float] = []
+    line = Line("http://hub.example:1", environ={}, sleep=pauses.append)
+    away = True
+
+    def look() -> str:
+        if away and sum(pauses) < back:
+            raise errors.RetryableError("away")
+        return "seen"
+
+    back = 30.0
+    with pytest.raises(errors.RetryableError):
+        line.ask("cannot look", look)
+    assert len(pauses) == TRIES - 1, "a Hub that never answered is told soon"
+    away = False
+    assert line.ask("cannot look", look) == "seen"
+    away = True
+    pauses.clear()
+    assert line.ask("cannot look", look) == "seen"
+    assert max(pauses) <= 10
+    back = 1e6
+    pauses.clear()
+    wrapped = Retrying(HubRemote("acme", endpoint=line.endpoint, environ={}), sleep=pauses.append)
+    with pytest.raises(errors.RetryableError):
+        wrapped._repeat(lambda: line.ask("cannot look", look))
+    assert len(pauses) == AGAIN - 1, "not repeated again by whoever holds the remote"
+    assert 30 < sum(pauses) < 60
+    pauses.clear()
+    with pytest.raises(errors.RetryableError):
+        line.ask("cannot look", look)
+    assert len(pauses) == TRIES - 1
+
+
+def test_a_renewed_file_of_authorities_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon trusts whom the file says now; while it is away, and while it stays as it is, nothing is made anew."""
+    begin = "-----BEGIN CERTIFICATE"
+    one, other = (begin + text for text in Path(certifi.where()).read_text().split(begin)[1:3])
+    place = tmp_path / "authorities.pem"
+    place.write_text(one)
+    monkeypatch.setenv("SSL_CERT_FILE", str(place))
+
+    def session() -> httpx2.Client:
+        client.install(client.Patience())
+        return get_session()
+
+    first = session()
+    assert session() is first
+    place.rename(tmp_path / "away")
+    assert session() is first
+    place.write_text(one + other)
+    second = session()
+    assert second is not first
+    assert len(client._trusted(client._trust()).get_ca_certs()) == 2
 
 
 def test_commit_quota_and_request_quota_are_told_apart() -> None:

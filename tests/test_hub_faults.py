@@ -29,6 +29,7 @@ from weighbridge.registry import errors
 from weighbridge.registry.flow import tags
 from weighbridge.registry.flow.admit import admit
 from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.hub import locks
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.preflight import Limits
@@ -65,19 +66,34 @@ def at_once(calls: Sequence[Callable[[], int]]) -> list[int]:
         return list(pool.map(lambda call: (gate.wait(), call())[1], calls))
 
 
-def test_07_a_remote_that_always_says_stale_is_given_up_on(hub: TestHub, tmp_path: Path) -> None:
-    """Where nothing moves, a refusal as stale is no race: after three tries the token's rights are named."""
+def test_07_a_remote_that_always_says_stale_is_given_up_on(
+    hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing moves, a refusal as stale is no race: after three tries the token's rights are named.
+
+    They are spread over three seconds: where reads lag behind, somebody else's commit is seen by then.
+    """
     ann = remote(hub, tmp_path / "ann")
     publish(ann, tmp_path / "1")
     hub.seen.clear()
     hub.faults.add(Fault("commit", status=412, times=99))
-    with pytest.raises(errors.DeniedError, match="cannot be committed"):
-        publish(ann, tmp_path / "2", seed=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "UNMOVED", (0.0, 0.0))
+        with pytest.raises(errors.DeniedError, match="cannot be committed"):
+            publish(ann, tmp_path / "2", seed=2)
     assert hub.count("commit") == 3
     hub.seen.clear()
+    pauses: list[float] = []
+    monkeypatch.setattr(ann, "_sleep", pauses.append)
     with pytest.raises(errors.DeniedError, match="nothing can be said"):
         tags.move(ann, open_registry(ann, create=False), NAME, "prod", 1, "ann", None)
     assert hub.count("commit") == 3
+    assert 3 <= sum(pauses) < 5
+    stale = commits.Stale("nothing can be said")
+    for parent in "abcdef":
+        assert stale.pause(parent, parent) < 1
+        assert stale.pause(parent, parent) > 2
+        assert stale.pause(parent, "moved") == 0
     ann.close()
 
 

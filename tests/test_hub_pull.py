@@ -17,6 +17,7 @@ from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.flow.rebuild import rebuild
 from weighbridge.registry.flow.resolve import resolve, unknown
 from weighbridge.registry.flow.verify import verify_version
+from weighbridge.registry.remotes.hub import client
 from weighbridge.registry.remotes.hub.client import Patience
 from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.remotes.ledger import LEDGER_FILE
@@ -128,10 +129,11 @@ def test_a_refused_question_never_gives_an_older_answer(
 
 
 @pytest.mark.usefixtures("ann")
-def test_a_silent_hub_does_not_hold_a_reader(hub: TestHub, tmp_path: Path) -> None:
-    """Every request has a time limit; the third silence ends it with an error that can be retried."""
+def test_a_silent_hub_does_not_hold_a_reader(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request has a time limit, and all its tries together; then it ends with an error that can be retried."""
+    monkeypatch.setattr(client, "_PATIENT", 0.1)
     quick = remote(hub, tmp_path / "quick", patience=Patience(connect=1, answer=0.2))
-    hub.faults.add(Fault("info", "stall", times=9, seconds=20))
+    hub.faults.add(Fault("info", "stall", times=99, seconds=20))
     with pytest.raises(errors.UnreachableError, match="cannot look at"):
         quick.read(layout.manifest(NAME, 1))
 

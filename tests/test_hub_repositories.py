@@ -1,6 +1,8 @@
 """Repositories that are there already: made by hand, adopted, renamed, given to another organisation."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,7 @@ from weighbridge.registry.flow.publish import publish as flow_publish
 from weighbridge.registry.flow.pull import pull
 from weighbridge.registry.flow.resolve import resolve
 from weighbridge.registry.manifest import Manifest
+from weighbridge.registry.remotes.hub import numbers
 from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.remotes.ledger import LEDGER_FILE, parse_ledger
 from weighbridge_testlib.hub import TestHub
@@ -264,6 +267,14 @@ def test_a_mirrors_repository_is_never_adopted(hub: TestHub, tmp_path: Path) -> 
 
 
 # ------------------------------------------------------------------------------------------------- deleted and set back
+
+
+def test_a_noted_number_is_never_lowered(tmp_path: Path) -> None:
+    """Whoever notes last, and however many do so at once, the highest stays; another name has its own."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(partial(numbers.note, tmp_path, "hub acme/m"), [3, 9, 1, 8, 2, 7, 4, 6]))
+    numbers.note(tmp_path, "hub acme/m", 5)
+    assert (numbers.highest(tmp_path, "hub acme/m"), numbers.highest(tmp_path, "hub acme/n")) == (9, 0)
 
 
 def test_numbers_do_not_begin_anew_where_a_repository_was_deleted(hub: TestHub, tmp_path: Path) -> None:

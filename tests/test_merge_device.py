@@ -196,8 +196,11 @@ def test_the_jail_of_a_gpu_is_wider_by_what_the_driver_needs(dev: Path, tmp_path
 
 
 def test_the_locks_of_gpus_lie_in_a_folder_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that somebody put under its name in the shared folder is not followed; then the processor does it."""
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    """It is one for all jobs, and a link that somebody put under its name is not followed: the processor does it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert reach.locks() == Path("/tmp", f"weighbridge-gpu-{os.geteuid()}")
+    monkeypatch.setattr(reach, "SHARED", tmp_path)
     assert reach.locks() == reach.locks() == tmp_path / f"weighbridge-gpu-{os.geteuid()}"
     reach.locks().rmdir()
     (tmp_path / f"weighbridge-gpu-{os.geteuid()}").symlink_to("/etc")

@@ -50,6 +50,7 @@ def test_the_same_command_runs_once_at_a_time(desk: Desk) -> None:
         (errors.UnreachableError("away"), "fetched", False, True),
         (errors.UnreachableError("away"), "fetched", True, False),
         (errors.UsageError("no such name"), "fetched", False, False),
+        (errors.UsageError("no such name"), "", False, False),
         (errors.RefusedError("wrong base"), "fetched", False, False),
         (errors.RefusedError("no licence"), "result", False, True),
         (errors.UsageError("no such remote"), ".result.merge-0123456789ab", False, True),
@@ -58,11 +59,14 @@ def test_the_same_command_runs_once_at_a_time(desk: Desk) -> None:
 def test_what_the_same_command_can_go_on_from_is_kept(
     desk: Desk, error: errors.WeighbridgeError, left: str, *, dry_run: bool, kept: bool
 ) -> None:
-    """What was fetched stays after an error that passes, what was made after any; a dry run leaves nothing."""
+    """What was fetched stays after an error that passes, what was made after any; a dry run leaves nothing.
+
+    The error is told also where somebody removed the folder meanwhile.
+    """
 
     def fails() -> None:
         with sides.scratch(["a"], dry_run=dry_run) as made:
-            (made() / left).touch()
+            (made() / left).touch() if left else made().rmdir()
             raise error
 
     with pytest.raises(type(error)):
@@ -71,18 +75,21 @@ def test_what_the_same_command_can_go_on_from_is_kept(
 
 
 def test_what_nobody_came_back_for_is_swept(desk: Desk) -> None:
-    """Old folders of killed commands go when another one needs a folder; younger ones and those in use stay."""
+    """Old folders of killed commands go when another one needs a folder; younger ones and those in use stay.
+
+    So does one whose lock cannot be seen, as long as something changes in it.
+    """
     folders = desk.cache / "merge"
-    for name in ("killed", "young"):
-        (folders / name).mkdir(parents=True)
-        (folders / name / "base").mkdir()
+    for name in ("killed", "young", "busy"):
+        (folders / name / "base" / "part").mkdir(parents=True)
     with sides.scratch(["long"], dry_run=False) as used:
         old = time.time() - sides.KEPT - 60
-        for path in (folders / "killed", used()):
+        killed = folders / "killed"
+        for path in (killed, killed / "base", killed / "base/part", folders / "busy", folders / "busy/base", used()):
             os.utime(path, (old, old))
         with sides.scratch(["next"], dry_run=False) as next_one:
             next_one()
-            assert {path.name for path in folders.iterdir()} == {"young", used().name, next_one().name}
+            assert {path.name for path in folders.iterdir()} == {"young", "busy", used().name, next_one().name}
 
 
 def test_a_failed_publication_is_not_in_the_way_of_the_next(desk: Desk) -> None:

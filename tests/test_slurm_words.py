@@ -174,6 +174,7 @@ def test_what_is_not_listed_was_never_submitted_or_is_forgotten() -> None:
         ("slurmstepd-vm: error: Exceeded job memory limit", True),
         ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch.", True),
         ("error: the work ran out of memory", True),
+        ("error: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
         ("slurmstepd-vm: error: *** JOB 7 ON vm CANCELLED AT 2026-11-30T09:53:41 ***", False),
     ],
 )
@@ -187,6 +188,7 @@ def test_a_job_s_log_says_what_its_state_does_not(tmp_path: Path, line: str, *, 
     assert isinstance(seen, Gone)
     assert (seen.do, line.rpartition("error: ")[2] in seen.why) == ("stop" if short else "again", True)
     assert (seen.fix == "raise memory in [merge.slurm]") is short
+    assert ("its GPU was full" in (seen.fix or "")) is ("CUDA" in line)
 
 
 def test_a_try_is_submitted_under_its_key_and_with_what_is_set() -> None:

@@ -16,28 +16,44 @@ import json, os, signal, sys, threading
 from pathlib import Path
 from weighbridge.registry.cli.ahead import begin
 from weighbridge.registry.cli.context import remote_settings
+from weighbridge.registry.cli import push
 from weighbridge.registry.cli.judging import judge
+from weighbridge.registry.cli.main import main
 from weighbridge.registry.cli.wish import Wish
-from weighbridge.registry.types import ModelUnseen
-asked = []
+from weighbridge.registry.types import ModelSeen, ModelUnseen
+asked, loud = [], []
+threading.excepthook = loud.append
 def ask(repo, revision):
     asked.append(repo)
     return ModelUnseen("nobody knows", absent=True)
 chosen = remote_settings("hub", "hf://acme")
 good, empty = Wish(Path(sys.argv[1]), name="sft"), Wish(Path(sys.argv[2]), name="sft")
-there, nothing, cut = begin(good, chosen), begin(empty, chosen), begin(good, chosen)
+there, nothing, cut, odd, large = [begin(wish, chosen) for wish in (good, empty, good, good, good)]
 os.kill(cut._pid, signal.SIGKILL)
 gate = threading.Event()
-threading.Thread(target=gate.wait).start()
+blocked = threading.Thread(target=gate.wait)
+blocked.start()
 refused = begin(good, chosen) is None
 gate.set()
+blocked.join()
 for one in (there, nothing, cut):
     one.listen(ask)
+for one, word in ((odd, chr(0xD800)), (large, 1 << 70)):
+    one.listen(lambda repo, revision, word=word: ModelSeen(repo, "c0", card={"a": word}))
 admission, name = there.found()
 _, own, _ = judge(good, chosen, values=0, ask=ask)
-lost = [nothing.found(), cut.found()] == [None, None]
-there.end(), nothing.end(), cut.end()
-print(json.dumps([name, len(admission.files), admission == own, lost, refused, asked]))
+lost = [one.found() for one in (nothing, cut, odd, large)] == [None] * 4
+for one in (there, nothing, cut, odd, large):
+    one.end()
+begun = []
+push.begin = lambda *given: begun.append(begin(*given)) or begun[-1]
+code = main(["push", sys.argv[1], "--name", "sft", "--remote", "hf://no/such/place"])
+try:
+    left = os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    left = None
+ended = [code, begun[0] is not None, left, begun[0]._line.closed]
+print(json.dumps([name, len(admission.files), admission == own, lost, refused, asked, len(loud), ended]))
 """
 
 
@@ -66,11 +82,16 @@ def test_the_whole_command_says_the_same_again(wish: Wish) -> None:
 
 
 def test_a_copy_finds_what_the_command_would_find(tmp_path: Path) -> None:
-    """It asks about the base through the command; a copy that met an error, was ended or could not begin gives none."""
+    """It asks about the base through the command; one that failed or was told what cannot be told gives none, quietly.
+
+    None outlives a command whose remote cannot be opened.
+    """
     lora_adapter(tmp_path / "good", seed=1)
     (tmp_path / "empty").mkdir()
     found = run(LOOKED, os.environ, str(tmp_path / "good"), str(tmp_path / "empty"))
-    name, files, same, lost, refused, asked = found
+    name, files, same, lost, refused, asked, loud, ended = found
     assert (name, same, lost, refused) == ("sft", True, True, True)
     assert files > 1
     assert len(asked) == 2
+    assert loud == 0
+    assert ended == [2, True, None, True]

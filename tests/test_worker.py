@@ -77,10 +77,42 @@ def test_a_library_that_ends_for_want_of_memory_is_told_as_such(task: str, *, me
     assert task.rstrip(".") in str(caught.value.why)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: CUDA driver error: out of memory",
+        "RuntimeError: cuda runtime error (2) : out of memory at THCGeneral.cpp:50",
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: MPS backend out of memory",
+    ],
+)
+def test_a_full_gpu_is_not_told_as_missing_memory(words: str) -> None:
+    """Figures of the machine and fewer workers would not help; another device would."""
+    found = starved.told(words)
+    assert type(found) is WeighbridgeError
+    assert ("GPU" in found.what, "--device cpu" in (found.fix or ""), found.why) == (True, True, words)
+    for host in ("MemoryError: cannot allocate 9 bytes for /data/cuda/a", "RuntimeError: out of memory (no GPU)"):
+        assert isinstance(starved.told(host), MemoryShortError)
+    assert starved.told("RuntimeError: CUDA error: invalid device ordinal") is None
+
+
 def test_what_the_kernel_ends_for_memory_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL means memory where the kernel's count has grown meanwhile, else it is a signal from somebody."""
-    (tmp_path / "vmstat").write_text("nr_free_pages 7\noom_kill 41\noom_kill_other 9\n")
-    assert (starved.kills(tmp_path / "vmstat"), starved.kills(tmp_path / "none")) == (41, 0)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    assert starved.kills(tmp_path) == 0
+    (tmp_path / "proc/vmstat").write_text("nr_free_pages 7\noom_kill 41\noom_kill_other 9\n")
+    assert starved.kills(tmp_path) == 41
+    for group, count, folder in (("9:cpu:/b\n0::/a/b", 3, "a/b"), ("7:cpu,memory:/j", 5, "memory/j")):
+        (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+        assert starved.kills(tmp_path) == 41, "a group that does not count"
+        ours = tmp_path / "sys/fs/cgroup" / folder
+        ours.mkdir(parents=True)
+        (ours / ("memory.oom_control" if "memory" in folder else "memory.events")).write_text(
+            f"oom 9\noom_kill {count}\n"
+        )
+        assert starved.kills(tmp_path) == count, "another job's are not ours"
     counts = iter([41, 42])
     monkeypatch.setattr(starved, "kills", lambda: next(counts))
     with pytest.raises(MemoryShortError) as caught:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from weighbridge.adapters import starved
 from weighbridge.adapters.merge import block, pays
 from weighbridge.adapters.merge.block import Array, Prepared
 from weighbridge.adapters.merge.stream import Base, Changed
@@ -60,11 +61,7 @@ class Engine:
         try:
             yield from self._changed(it, base)
         except torch.OutOfMemoryError as error:
-            raise errors.WeighbridgeError(
-                f"the memory of {self.name} ran out",
-                why=" ".join(str(error).split())[:300],
-                fix="merge again when nobody else uses it, or with --device cpu; finished files are kept",
-            ) from error
+            raise starved.full(self.name, str(error)) from error
 
     def _changed(self, it: Prepared, base: Base) -> Iterator[Changed]:
         loaded = _Loaded(it, self._device)

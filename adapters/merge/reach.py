@@ -6,7 +6,6 @@ jail keeps from a driver shows as a GPU that torch does not see, which is told.
 
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,9 @@ from weighbridge.registry.disk import speaking
 
 HOST: Final = 8 << 30
 """Bytes that CUDA's context, its libraries and pinned memory may take on this side."""
+
+SHARED: Final = Path("/tmp")  # noqa: S108 - what lies there is looked at before it is used
+"""The folder that everybody on a machine has, whatever the environment says."""
 
 _DRIVER: Final = (
     "/proc/driver/nvidia", "/proc/devices", "/proc/modules", "/proc/sys/vm", "/sys/bus/pci", "/sys/module/nvidia",
@@ -64,9 +66,10 @@ def with_gpu(policy: Policy, locks: Path, environ: Mapping[str, str]) -> Policy:
 def locks() -> Path:
     """Return the folder where this user's merges hold their GPUs, made where it is not there yet.
 
-    Raises DeniedError where its name is taken by somebody else, OSError.
+    One place for all of them: TMPDIR differs from job to job, and a user has /run/user only while somebody is logged in
+    as such. Raises DeniedError where its name is taken by somebody else, OSError.
     """
-    place = Path(tempfile.gettempdir(), f"weighbridge-gpu-{os.geteuid()}")
+    place = SHARED / f"weighbridge-gpu-{os.geteuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from weighbridge.adapters import starved
 from weighbridge.adapters.merge import batch
 from weighbridge.config.settings import SlurmSettings
 from weighbridge.daemon.executors import slurm_words
@@ -110,8 +111,11 @@ class SlurmExecutor:
         if not said:
             return seen
         seen = seen._replace(why=f"{seen.why}; its log ends with: {slurm_words.words(said[-1])}")
-        short = seen.do == "again" and any(slurm_words.short_of_memory(line) for line in said)
-        return self.starved(seen.why) if short else seen
+        if seen.do != "again":
+            return seen
+        if any(slurm_words.short_of_memory(line) for line in said):
+            return self.starved(seen.why)
+        return seen._replace(fix=slurm_words.DEVICE) if any(starved.of_device(line) for line in said) else seen
 
     def _code(self, number: str) -> tuple[int, int] | None:
         try:

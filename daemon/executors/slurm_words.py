@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from weighbridge.adapters import starved
 from weighbridge.adapters.merge.batch import BUSY
 from weighbridge.config.settings import SlurmSettings
 from weighbridge.daemon.executors.protocol import Absent, Gone, Live, Seen, Unknown, Work
@@ -18,6 +19,7 @@ FORMAT: Final = "%i|%T|%r|%N|%j"
 """Number, state, reason, nodes and name of a job; the name comes last, as only it may hold a bar."""
 
 MEMORY: Final = "raise memory in [merge.slurm]"
+DEVICE: Final = "its GPU was full: see that gres in [merge.slurm] gives each job one of its own"
 
 WAITS: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
                           "SPECIAL_EXIT"})  # fmt: skip
@@ -124,7 +126,7 @@ def short_of_memory(line: str) -> bool:
 
     Where Slurm watches memory itself (OverMemoryKill) the state of such a job is FAILED; only its log says why.
     """
-    return any(word in line.casefold() for word in _MEMORY)
+    return any(word in line.casefold() for word in _MEMORY) and not starved.of_device(line)
 
 
 def words(said: str) -> str:

@@ -67,9 +67,12 @@ class Looker:
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
+        if self._listener is None:  # which closes it otherwise
+            self._line.close()
 
     def _listen(self, ask: Models | None) -> None:
-        with suppress(OSError):
+        # Whatever fails here, a lone surrogate in a base's card for one, the command looks itself, and tells of it.
+        with suppress(Exception), self._line:
             while body := _heard(self._line):
                 told = msgspec.msgpack.decode(body, type=Told)
                 if told.found is not None:

@@ -76,8 +76,9 @@ def push(
         return
     go = load("weighbridge.registry.cli.pushing:go")  # before the copy, which needs much of it, too
     looker = begin(wish, chosen)
-    opened = context.connect(chosen)
+    opened = None
     try:
+        opened = context.connect(chosen)
         ask = None
         if opened.properties.commits:
             # Begun before anything else, what uploads loads its part of the library while we look at the folder.
@@ -88,6 +89,7 @@ def push(
             looker.listen(ask)
         go(wish, chosen, opened, looker, out)
     finally:
-        opened.close()
         if looker is not None:
             looker.end()
+        if opened is not None:
+            opened.close()

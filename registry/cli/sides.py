@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -106,7 +106,9 @@ def scratch(words: Sequence[str], *, dry_run: bool) -> Iterator[Callable[[], Pat
 
 def _worth(folder: Path, error: BaseException) -> bool:
     """Tell whether the same command could go on from what lies there: what is wrong with it will stay wrong."""
-    begun = any(path.name == RESULT or path.name.startswith(f".{RESULT}.") for path in folder.iterdir())
+    begun = False
+    with suppress(OSError):  # it may be gone; the error that brought us here is the one to tell
+        begun = any(path.name == RESULT or path.name.startswith(f".{RESULT}.") for path in folder.iterdir())
     return begun or not isinstance(error, UsageError | NotFoundError | IntegrityError)
 
 

@@ -22,15 +22,12 @@ from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest, canonical
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import ledger as ledgers
-from weighbridge.registry.remotes.commits import Change, CommitRemote, Held, Sending, Standing, Writer
+from weighbridge.registry.remotes.commits import Change, CommitRemote, Held, Sending, Stale, Standing, Writer
 from weighbridge.registry.remotes.ledger import ATTRIBUTES, LEDGER_FILE, OURS, VERSION_FILE, Ledger
 from weighbridge.registry.remotes.protocol import Progress, Verified
 
 COMMITS_MAX: Final = 60
 """Commits tried while others commit too."""
-
-UNMOVED_MAX: Final = 3
-"""Refusals as stale although nothing has moved, after which it is no race: the token may not commit there."""
 
 LOST_MAX: Final = 4
 """Commits without an answer and without a trace."""
@@ -157,7 +154,7 @@ def _refuse_foreign(standing: Standing) -> None:
 def _commit(job: Job, writer: Writer, standing: Standing, seen: float) -> str:
     """Make the commit and return its id, looking again whenever the head may have moved since it was `seen`."""
     remote = job.remote
-    unmoved = lost = 0
+    stale, lost = Stale(f"{job.name} cannot be committed"), 0
     with remote.locked(job.name) as free:
         believed = free and time.monotonic() - seen < BELIEVED
         if not believed and remote.head(job.name) != standing.commit:
@@ -173,16 +170,10 @@ def _commit(job: Job, writer: Writer, standing: Standing, seen: float) -> str:
                 if late(job, standing):
                     return _aside(job, writer, plan.change)
                 made = writer.commit(plan.change)
-            except errors.StaleHeadError as error:
+            except errors.StaleHeadError:
                 fresh = remote.look(job.name)
-                unmoved = unmoved + 1 if fresh.commit == standing.commit else 0
-                if unmoved >= UNMOVED_MAX and _landed(job, fresh) is None:
-                    raise errors.DeniedError(
-                        f"{job.name} cannot be committed",
-                        why=f"the remote says {unmoved} times that somebody else committed, and nobody did",
-                        fix="look whether the token may commit to the main branch, or only open pull requests",
-                    ) from error
-                job.pause(min(2.0, 0.05 * 1.5**attempt) * random.uniform(0.5, 1))  # noqa: S311 - jitter
+                longer = stale.pause(standing.commit, fresh.commit)
+                job.pause(max(longer, min(2.0, 0.05 * 1.5**attempt) * random.uniform(0.5, 1)))  # noqa: S311 - jitter
                 standing = fresh
             except errors.OutcomeUnknownError:
                 lost += 1

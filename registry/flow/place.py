@@ -216,11 +216,23 @@ def remove(path: Path) -> None:
 
 
 def sweep_scratch(scratch: Path, age: float) -> None:
-    """Remove the folders in a scratch folder that nobody touched for `age` seconds; what a process holds stays."""
+    """Remove the folders in a scratch folder in which nothing changed for `age` seconds; what a process holds stays.
+
+    Where folders cannot be locked, that something changes is all that shows a process at work.
+    """
     with suppress(OSError):
         for folder in list(scratch.iterdir()) if scratch.is_dir() else ():
-            if time.time() - folder.stat().st_mtime > age:
+            if all(time.time() - changed > age for changed in _changes(folder)):
                 remove(folder)
+
+
+def _changes(folder: Path) -> Iterator[float]:
+    """Yield when a folder, and whatever lies in it, changed last, in seconds since 1970."""
+    yield folder.stat().st_mtime
+    for here, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(OSError):
+                yield Path(here, name).lstat().st_mtime
 
 
 def _rename_new(hidden: Path, path: Path) -> None:

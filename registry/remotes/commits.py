@@ -7,14 +7,18 @@ like any other: it answers for the keys of `layout.py`.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import msgspec
 
-from weighbridge.registry import types
+from weighbridge.registry import errors, types
 from weighbridge.registry.remotes.ledger import Ledger
 from weighbridge.registry.remotes.protocol import Progress, Remote
 from weighbridge.registry.remotes.wrappers import Wrapper
+
+UNMOVED: Final = (0.5, 2.5)
+"""Seconds to wait after each refusal as stale on a head that did not move: one that somebody else's commit moved is
+seen by then, also where what answers reads lags behind. One more refusal is no race."""
 
 
 class Held(types.Value, frozen=True):
@@ -90,6 +94,31 @@ class Writer(Protocol):
     def close(self) -> None:
         """Give up what was not committed."""
         ...
+
+
+class Stale:
+    """Tells a race from a missing right, by how often commits on one head are refused as stale."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._unmoved = 0
+
+    def pause(self, parent: str | None, head: str | None) -> float:
+        """Return how many seconds to wait after a refusal, 0.0 where the head moved on from the parent meanwhile.
+
+        Raises DeniedError, with what could not be done, where it is no race.
+        """
+        if head != parent:
+            self._unmoved = 0
+            return 0.0
+        self._unmoved += 1
+        if self._unmoved > len(UNMOVED):
+            raise errors.DeniedError(
+                self._what,
+                why=f"the remote says {self._unmoved} times that somebody else committed, and nobody did",
+                fix="look whether the token may commit to the main branch, or only open pull requests",
+            )
+        return UNMOVED[self._unmoved - 1]
 
 
 class CommitRemote(Remote, Protocol):

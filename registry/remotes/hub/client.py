@@ -5,6 +5,7 @@ rate limit (the library would, without bound): whoever calls decides whether to 
 """
 
 import functools
+import math
 import os
 import re
 import ssl
@@ -42,13 +43,19 @@ CREDENTIAL: Final = "hf-token"
 """What a unit calls the token in LoadCredential=."""
 
 TRIES: Final = 4
+AGAIN: Final = 10
+"""Tries of a read at a Hub that let one through before: what passes within a minute, while a commit is read back for
+one, fails no command."""
 FIRST: Final = 30.0
 """Seconds until a Hub that has not said a word yet counts as silent."""
 _PATIENT: Final = 10.0
-"""Seconds that a read may be repeated, or a quota may ask us to wait, without anybody being told."""
+"""Seconds that a first read may be repeated, or a quota may ask us to wait, without anybody being told."""
+_LONGER: Final = 6.0
+"""Times as long a read may be repeated where one went through before."""
 
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 _TOKEN: Final = re.compile(r"[!-~]+")
+_SYSTEM: Final = ssl.get_default_verify_paths().openssl_cafile
 _TRACE: Final = "X-Amzn-Trace-Id"
 _install = threading.Lock()
 
@@ -109,21 +116,31 @@ class Line:
         return found
 
     def ask(self, what: str, call: Callable[[], T], *, writes: bool = False) -> T:
-        """Carry out a request through the library; a read that fails for a moment is repeated, a write never is."""
+        """Carry out a request through the library; a read that fails for a moment is repeated, a write never is.
+
+        It is repeated for longer where a request went through before, and none was given up since.
+        """
         failed = 0
-        end = time.monotonic() + _PATIENT
+        known = self.host in _well
+        tries, end = (AGAIN, _PATIENT * _LONGER) if known else (TRIES, _PATIENT)
+        end += time.monotonic()
         while True:
             try:
                 with self.speaking(what, writes=writes):
-                    return call()
+                    answer = call()
+                    _well.add(self.host)
+                    return answer
             except (errors.RetryableError, errors.QuotaError) as error:
                 failed += 1
-                pause = 0.2 * 2.0**failed
+                pause = min(0.2 * 2.0**failed, _PATIENT)
                 if isinstance(error, errors.QuotaError):
-                    pause = float(error.data.get("retry_after", _PATIENT + 1))
-                if writes or failed >= TRIES or time.monotonic() + pause > end:
+                    asked = float(error.data.get("retry_after", _PATIENT + 1))
+                    pause = asked if asked <= _PATIENT else math.inf
+                if writes or failed >= tries or time.monotonic() + pause > end:
                     if not writes:
                         error.data["attempts"] = failed  # so that nobody above repeats each of them again
+                        if not isinstance(error, errors.QuotaError):
+                            _well.discard(self.host)
                     raise
                 self.sleep(pause)
 
@@ -234,19 +251,27 @@ def token(environ: Mapping[str, str]) -> Secret | None:
     return Secret(stored) if stored else None
 
 
-_installed: Patience | None = None
+_installed: "tuple[Patience, _Trust] | None" = None
+_well: Final[set[str]] = set()
+"""By host and port: Hubs that let a request through, and none was given up since."""
 _skews: Final[dict[str, float]] = {}
 """By host and port: how many seconds its clock is ahead of ours, by its last answer."""
 
 
 def install(patience: Patience) -> None:
-    """Give the library an HTTP client with time limits; the same limits twice change nothing."""
+    """Give the library an HTTP client with time limits; the same limits and the same to trust change nothing.
+
+    A file of authorities that is renewed while a daemon runs is read again, once it is there.
+    """
     global _installed  # noqa: PLW0603 - the library keeps one client per process, and this is what it was given
+    trust = _trust()
     with _install:
-        if _installed != patience:
+        if _installed is not None and trust.changed is None:
+            trust = _installed[1]
+        if _installed != (patience, trust):
             logging.set_verbosity(logging.ERROR)  # it tells of every retry on stderr; what matters is raised
             set_client_factory(lambda: make_client(patience))
-            _installed = patience
+            _installed = patience, trust
 
 
 def warm_up(patience: Patience) -> None:
@@ -273,14 +298,30 @@ def make_client(patience: Patience) -> httpx2.Client:
         event_hooks={"request": [_trace], "response": [_learn_the_time, _refuse_to_wait]},
         follow_redirects=True,
         timeout=httpx2.Timeout(patience.answer, connect=patience.connect),
-        verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
+        verify=_trusted(_trust()),
     )
 
 
-@functools.cache
-def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """Return whom these variables say to trust, read once: 15 ms that a copy of a process need not spend again."""
-    del file, folder  # the library reads them itself
+class _Trust(NamedTuple):
+    """Where those whom to trust are listed, and that list's time and size, None where there is none."""
+
+    place: str
+    changed: tuple[int, int] | None
+
+
+def _trust() -> _Trust:
+    place = os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR") or _SYSTEM
+    try:
+        found = os.stat(place)  # noqa: PTH116 - before every request
+    except OSError:
+        return _Trust(place, None)
+    return _Trust(place, (found.st_mtime_ns, found.st_size))
+
+
+@functools.lru_cache(maxsize=1)
+def _trusted(trust: _Trust) -> ssl.SSLContext:
+    """Return whom to trust, read once while that stays: 15 ms that a copy of a process need not spend again."""
+    del trust  # the library reads it itself
     return httpx2.create_ssl_context()
 
 

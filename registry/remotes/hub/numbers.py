@@ -9,6 +9,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from weighbridge.registry.remotes.hub import locks
+
 
 def highest(folder: Path, name: str) -> int:
     """Return the highest number that was noted for a name; 0 where none was, or where that cannot be read."""
@@ -19,13 +21,13 @@ def highest(folder: Path, name: str) -> int:
 
 
 def note(folder: Path, name: str, n: int) -> None:
-    """Note the highest number of a name; that it cannot be written is no reason to fail."""
+    """Note the highest number of a name, unless a higher one is; that it cannot be written is no reason to fail."""
     place = _place(folder, name)
     fresh = place.with_name(f"{place.name}.{os.getpid()}")
-    with suppress(OSError):
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh.write_text(f"{n}\n", "ascii")
-        fresh.replace(place)
+    with locks.held(folder, f"number of {name}"), suppress(OSError):
+        if n > highest(folder, name):
+            fresh.write_text(f"{n}\n", "ascii")
+            fresh.replace(place)
 
 
 def _place(folder: Path, name: str) -> Path:

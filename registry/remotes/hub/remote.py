@@ -19,7 +19,7 @@ from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, stages, types
 from weighbridge.registry.refs import check_key, shown
-from weighbridge.registry.remotes.commits import Change, Held, Listing, Standing, Writer
+from weighbridge.registry.remotes.commits import Change, Held, Listing, Stale, Standing, Writer
 from weighbridge.registry.remotes.hub import locks, numbers
 from weighbridge.registry.remotes.hub.child import GROUP, Child, copied
 from weighbridge.registry.remotes.hub.client import Line, Patience, warm_up
@@ -38,8 +38,6 @@ from weighbridge.registry.times import seconds, spelled
 
 ATTEMPTS: Final = 20
 """Commits of others between our look and our commit, after which somebody must be told."""
-UNMOVED: Final = 3
-"""Refusals as stale on one head, after which it is no race."""
 
 
 def open_hub(url: str, endpoint: str | None = None, settings: RemoteSettings | None = None) -> "HubRemote":
@@ -405,9 +403,9 @@ class HubRemote:
 
     def _note(self, place: Place, body: bytes) -> None:
         """Add an object to the ledger of a name, on top of whatever is there."""
-        seen: list[str] = []
+        stale = Stale(f"nothing can be said of {place.name}")
+        standing = self.look(place.name, whole=False)
         for attempt in range(ATTEMPTS):
-            standing = self.look(place.name, whole=False)
             if standing.commit is None or standing.ledger is None:
                 raise errors.NotFoundError(
                     f"there is no version of {place.name}", fix=f"registry ls --remote {self.url}"
@@ -424,17 +422,13 @@ class HubRemote:
             )
             try:
                 self.edit(place.name, change)
-            except errors.StaleHeadError as error:
-                seen.append(standing.commit)
-                if seen[-UNMOVED:] == [standing.commit] * UNMOVED:
-                    raise errors.DeniedError(
-                        f"nothing can be said of {place.name}",
-                        why=f"the Hub says {UNMOVED} times that somebody else committed, and nobody did",
-                        fix="look whether the token may commit to the main branch, or only open pull requests",
-                    ) from error
+            except errors.StaleHeadError:
                 if attempt + 1 == ATTEMPTS:
                     raise
                 self._sleep(0.05 * (attempt + 1) * (0.5 + secrets.randbelow(100) / 100))
+                fresh = self.look(place.name, whole=False)
+                self._sleep(stale.pause(standing.commit, fresh.commit))
+                standing = fresh
             else:
                 return
 
