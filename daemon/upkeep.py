@@ -23,7 +23,6 @@ from weighbridge.registry.errors import (
 )
 from weighbridge.registry.flow import snapshot
 from weighbridge.registry.flow.collect import clear, collect
-from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.verify import Reading, verify_version
 from weighbridge.registry.types import Finding
@@ -104,7 +103,7 @@ class Upkeep:
         """Sweep one remote; what these credentials may not do keeps nobody from the rest."""
         with suppress(WeighbridgeError):
             place = self._homes.get(name)
-            check_writer(place.registry)
+            place.confirm()
             for task in (
                 lambda: place.remote.sweep(LEFTOVER_AFTER),
                 lambda: snapshot.sweep(place.remote, LEFTOVER_AFTER),

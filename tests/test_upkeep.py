@@ -9,8 +9,11 @@ import pytest
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.daemon import upkeep
+from weighbridge.daemon.deliveries import Deliveries
+from weighbridge.daemon.follow import Following
 from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.registry import layout
+from weighbridge.registry.errors import UnreachableError
 from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.protocol import Chunk, Properties, Remote, Stat
@@ -127,7 +130,50 @@ def test_a_mirror_is_swept_like_a_home(tmp_path: Path) -> None:
     left = tmp_path / "mirror/models/team-run/_wb/stage/of-somebody-dead"
     left.mkdir(parents=True, mode=0o700)
     os.utime(left, (0, 0))
-    bench.away = True
+    home = bench.homes.get("team")
+    (tmp_path / "remote" / layout.MARKER).unlink()
+    with pytest.raises(UnreachableError):
+        home.confirm()
     keeper(bench).sweep()
     assert not left.exists()
+    bench.catalog.close()
+
+
+def test_a_registry_is_left_alone_from_the_moment_it_asks_for_a_newer_writer(tmp_path: Path) -> None:
+    """A daemon that runs already publishes, sweeps, delivers and follows there no more; all of it waits."""
+    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
+    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
+    (tmp_path / "mirror").mkdir()
+    bench.catalog.close()
+    bench.open()
+    run_root(bench.runs / "team/run", steps=(1, 2), result=False)
+    bench.settle()
+    bench.work()
+    home, mirror = bench.homes.get("team"), bench.homes.get("mirror")
+    deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+    assert deliveries.step()
+    withdraw(home.remote, home.registry, "team-run", 1, who="lw", why=None)
+    home.sync()
+    for place in ("remote", "mirror"):
+        stage = tmp_path / place / "models/team-run/_wb/stage/of-somebody-dead"
+        stage.mkdir(parents=True, mode=0o700)
+        os.utime(stage, (0, 0))
+        marker = tmp_path / place / layout.MARKER
+        marker.chmod(0o600)
+        marker.write_bytes(marker.read_bytes().replace(b'"min_writer":1', b'"min_writer":2'))
+    before = sorted(path for place in ("remote", "mirror") for path in (tmp_path / place).rglob("*"))
+    run_root(bench.runs / "team/other", steps=(1,), result=False)
+    (job,) = bench.settle()
+    for _ in range(8):
+        step = bench.store.job(job.id)
+        assert step is not None
+        bench.runner.run(step)
+    assert deliveries.step()
+    assert Following(bench.store, bench.homes).step() == 0
+    keeper(bench).sweep()
+    waiting = bench.store.job(job.id)
+    assert waiting is not None
+    assert (waiting.shown, [row["state"] for row in bench.store.deliveries()]) == ("waiting", ["done", "waiting"])
+    assert sorted(path for place in ("remote", "mirror") for path in (tmp_path / place).rglob("*")) == before
+    assert (home.registry.min_writer, mirror.registry.min_writer) == (2, 2)
     bench.catalog.close()
