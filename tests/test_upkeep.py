@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from weighbridge.config.settings import RemoteSettings
-from weighbridge.daemon import upkeep
+from weighbridge.daemon import report, upkeep
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.follow import Following
 from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.registry import layout
 from weighbridge.registry.errors import UnreachableError
+from weighbridge.registry.flow import verify
 from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.protocol import Chunk, Properties, Remote, Stat
@@ -96,6 +97,37 @@ def test_behind_a_network_the_checksums_are_looked_at(bench: Bench, monkeypatch:
     for _ in range(2):
         keeper(bench).verify()
     assert (looked_at(bench), far.read_whole) == ({1: [], 2: ["file-damaged"]}, [])
+
+
+class Plain(Far):
+    """A server that has no checksum of anything."""
+
+    def stat(self, key: str) -> Stat:
+        """Return what the server knows."""
+        return self.inner.stat(key)._replace(sha256=None, told=None)
+
+    def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
+        """Yield the objects, without checksums."""
+        for found in self.inner.list(prefix, after=after, limit=limit):
+            yield found._replace(sha256=None, told=None)
+
+
+def test_a_look_that_proved_nothing_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large files without a checksum only the size is compared: that is told once for a home, and is no damage."""
+    monkeypatch.setattr(upkeep, "VERIFY_AGAIN_AFTER", 0.0)
+    monkeypatch.setattr(verify, "SMALL", 100)
+    run_root(bench.runs / "team/run", steps=(1, 2), result=False)
+    bench.settle()
+    bench.work()
+    home = bench.homes.get("team")
+    home.remote = Plain(home.remote)
+    for _ in range(2):
+        keeper(bench).verify()
+    (told,) = report._damaged(bench.store)
+    assert (told["code"], told["severity"], told["n"]) == ("copy-unproven", "note", 1)
+    assert "only their sizes were compared; so it was with 1 more version" in told["message"]
+    assert told["fix"] == "registry verify team-run@v1 --remote team --quick reads them"
+    assert not [event for event in bench.store.events() if event["event"] == "damaged"]
 
 
 def test_a_stage_that_a_job_waits_with_is_never_swept(bench: Bench) -> None:
