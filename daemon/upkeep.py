@@ -131,8 +131,8 @@ class Upkeep:
         """Give up and tell what nobody finished. A mirror decides nothing: what is open there ends with its home."""
         if home.name not in self._names or home.remote.properties.commits:
             return
-        loose = home.catalog.loose_ends()
-        for gone, n in collect(home.remote, home.registry, by=self._host, loose_ends=loose):
+        loose, gaps = home.catalog.loose_ends(), home.catalog.gaps()
+        for gone, n in collect(home.remote, home.registry, by=self._host, loose_ends=loose, gaps=gaps):
             self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
         clear(home.remote, home.catalog.given_up(home.remote.now() - CLEARED_FOR))
 
