@@ -78,6 +78,7 @@ class Deliveries:
             if refusal is not None:
                 self._note(row, "blocked", refusal)
                 return
+            mirror.confirm()
             done = deliver(
                 home.remote, mirror.remote, name, n,
                 mirror_name=remote, registry=mirror.registry, scratch=self._scratch,

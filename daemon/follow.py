@@ -45,6 +45,7 @@ class Following:
                 if said == before:
                     continue
                 mirror = self._homes.get(remote)
+                mirror.confirm()
                 # Empty until it is done: after a death in between, what was brought may not have been told.
                 self._store.follow(remote, name, "")
                 told = beside(source.remote, mirror.remote, mirror.registry, name, retold=0.0 if before else UNTOLD)

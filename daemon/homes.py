@@ -15,7 +15,7 @@ from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.errors import NoRegistryError, UnreachableError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import feed
 from weighbridge.registry.flow.claims import Known
-from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.flow.marker import check_writer, open_registry
 from weighbridge.registry.flow.sync import Report, sync
 from weighbridge.registry.refs import hub_repo
 from weighbridge.registry.remotes.protocol import Remote
@@ -70,15 +70,18 @@ class Home:
                 event.set()
 
     def confirm(self) -> None:
-        """See that the registry is still where it was: an unmounted folder must not become a new one.
+        """Read the marker again before something is written: what it says may have changed since it was read.
 
-        Raises UnreachableError when its marker is gone or another's is there.
+        An unmounted folder must not become a new registry: raises UnreachableError when the marker is gone or another's
+        is there. Raises UsageError when by now only a newer version may write.
         """
         try:
             found = open_registry(self.remote, create=False)
         except NoRegistryError as error:
             raise _gone(self.name, self.settings) from error
         _same(self.name, self.settings, self.registry.registry, found.registry)
+        self.registry = found
+        check_writer(found)
 
     def sync(self) -> Report:
         """Bring what the daemon knows of this remote up to its feed."""

@@ -20,6 +20,7 @@ from weighbridge.daemon.folders import Folders
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import ACTIVE, Job, JobStore
 from weighbridge.daemon.mergestore import Merge, MergeStore
+from weighbridge.daemon.upkeep import UNPROVEN
 from weighbridge.registry import findings
 from weighbridge.registry.times import spelled
 from weighbridge.registry.types import Finding
@@ -247,11 +248,17 @@ def held_up(job: Job) -> dict[str, Any]:
 
 
 def _damaged(store: JobStore) -> list[dict[str, Any]]:
-    return [
-        _finding(finding, name=row["name"], n=row["n"], since=spelled(row["at"]))
-        for row in store.verifications("findings != '[]'")
-        for finding in msgspec.json.decode(row["findings"].encode(), type=list[Finding])
-    ]
+    """Return what the looks at published versions found; of those that proved nothing one stands for all of a home."""
+    told: list[dict[str, Any]] = []
+    unproven: dict[str, list[dict[str, Any]]] = {}
+    for row in store.verifications("findings != '[]'"):
+        for finding in msgspec.json.decode(row["findings"].encode(), type=list[Finding]):
+            kept = told if finding.code != UNPROVEN else unproven.setdefault(row["home"], [])
+            kept.append(_finding(finding, name=row["name"], n=row["n"], since=spelled(row["at"])))
+    for first, *others in unproven.values():
+        more = f"; so it was with {len(others)} more version{'s' if len(others) > 1 else ''}" if others else ""
+        told.append(first | {"message": first["message"] + more})
+    return told
 
 
 def _watch_findings(folders: Folders) -> list[Finding]:

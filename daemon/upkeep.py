@@ -16,14 +16,15 @@ from weighbridge.daemon.jobstore import ACTIVE, JobStore
 from weighbridge.registry import findings
 from weighbridge.registry.errors import (
     DeniedError,
+    IntegrityError,
     NotFoundError,
     UnreachableError,
+    UsageError,
     WeighbridgeError,
     WithdrawnError,
 )
 from weighbridge.registry.flow import snapshot
 from weighbridge.registry.flow.collect import clear, collect
-from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.verify import Reading, verify_version
 from weighbridge.registry.types import Finding
@@ -39,6 +40,9 @@ FORGOTTEN_AFTER: Final = 30 * 86_400.0
 
 VERIFY_AGAIN_AFTER: Final = 7 * 86_400.0
 """Seconds after which a published version is looked at again."""
+
+UNPROVEN: Final = "copy-unproven"
+"""The finding of a look that proved nothing: a store without checksums, and files too large to fetch for a look."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +74,7 @@ class Upkeep:
             with suppress(UnreachableError, DeniedError):
                 found = self._look_at(home, name, n)
                 self._store.verified(home, name, n, found)
-                for finding in found:
+                for finding in (one for one in found if one.code != UNPROVEN):
                     _log.error("a published version is damaged", extra={"ref": f"{name}@v{n}", "why": finding.message})
                     self._store.event("damaged", name=name, n=n, detail=finding.message)
 
@@ -78,12 +82,22 @@ class Upkeep:
         """Return what is wrong with a version that was published; nothing is wrong with one that was taken back.
 
         In a folder every byte is read. A server has its own checksums, and to read all it holds again would cost the
-        trainer's line, and money.
+        trainer's line, and money: where it has none, it is told that sizes alone were compared.
         """
-        remote = self._homes.get(home).remote
+        place = self._homes.get(home)
+        remote = place.remote
         try:
             reading: Reading = "all" if remote.properties.hashes_stored else "nothing"
-            return verify_version(remote, name, n, reading=reading).findings
+            with suppress(UsageError, IntegrityError):
+                place.confirm()  # whether the store may be tried out
+            checked = verify_version(remote, name, n, reading=reading, registry=place.registry)
+            count = checked.levels.get("size", 0)
+            if count == 0:
+                return checked.findings
+            why = f"{count} of its {checked.files} files have no checksum there, and only their sizes were compared"
+            ref = f"{name}@v{n}"
+            fix = f"registry verify {ref} --remote {home} --quick reads them"
+            return [*checked.findings, findings.finding(UNPROVEN, ref, why, fix)]
         except WithdrawnError:
             return []
         except NotFoundError as error:
@@ -104,7 +118,7 @@ class Upkeep:
         """Sweep one remote; what these credentials may not do keeps nobody from the rest."""
         with suppress(WeighbridgeError):
             place = self._homes.get(name)
-            check_writer(place.registry)
+            place.confirm()
             for task in (
                 lambda: place.remote.sweep(LEFTOVER_AFTER),
                 lambda: snapshot.sweep(place.remote, LEFTOVER_AFTER),
@@ -117,8 +131,8 @@ class Upkeep:
         """Give up and tell what nobody finished. A mirror decides nothing: what is open there ends with its home."""
         if home.name not in self._names or home.remote.properties.commits:
             return
-        loose = home.catalog.loose_ends()
-        for gone, n in collect(home.remote, home.registry, by=self._host, loose_ends=loose):
+        loose, gaps = home.catalog.loose_ends(), home.catalog.gaps()
+        for gone, n in collect(home.remote, home.registry, by=self._host, loose_ends=loose, gaps=gaps):
             self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
         clear(home.remote, home.catalog.given_up(home.remote.now() - CLEARED_FOR))
 

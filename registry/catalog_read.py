@@ -231,18 +231,26 @@ class View:
     def loose_ends(self) -> list[tuple[str, int]]:
         """Return the numbers whose end the feed does not tell, by name and number.
 
-        They are claimed and not known to be decided, or decided and untold, or were passed over: below the highest
-        number of a name and never told at all.
+        They are claimed and not known to be decided, or decided and untold. Those of which nothing at all was told are
+        in `gaps`.
         """
         open_ = "SELECT name, n FROM versions WHERE registry = ? AND state = 'open'"
         untold = "SELECT name, n FROM untold WHERE registry = ?"
-        found = {(name, n) for sql in (open_, untold) for name, n in self.link.execute(sql, (self.id,))}
-        gaps = "SELECT name, max(n) FROM versions WHERE registry = ? GROUP BY name HAVING max(n) > count(*)"
-        for name, highest in self.link.execute(gaps, (self.id,)).fetchall():
-            sql = "SELECT n FROM versions WHERE registry = ? AND name = ?"
-            told = {n for (n,) in self.link.execute(sql, (self.id, name))}
-            found |= {(name, n) for n in range(1, highest) if n not in told}
-        return sorted(found)
+        return sorted({(name, n) for sql in (open_, untold) for name, n in self.link.execute(sql, (self.id,))})
+
+    def gaps(self) -> dict[str, list[tuple[int, int]]]:
+        """Return by name the numbers that were passed over, as first and last of each run of them, in order.
+
+        They are below the highest number of the name and were never told. A run is one pair however long it is: the
+        highest number is somebody's word, and may be any.
+        """
+        before = "lag(n, 1, 0) OVER (PARTITION BY name ORDER BY n)"
+        told = f"SELECT name, n, {before} AS before FROM versions WHERE registry = ?"
+        sql = f"SELECT name, before + 1, n - 1 FROM ({told}) WHERE n > before + 1 ORDER BY name, n"
+        found: dict[str, list[tuple[int, int]]] = {}
+        for name, first, last in self.link.execute(sql, (self.id,)):
+            found.setdefault(name, []).append((first, last))
+        return found
 
     def given_up(self, since: float) -> list[tuple[str, int]]:
         """Return the numbers that were claimed since then, in seconds since 1970, and given up."""

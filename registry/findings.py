@@ -289,6 +289,7 @@ CODES: Final[dict[str, Code]] = {
     "watch-limit": Code("warn", "the kernel has no watches left, so folders are scanned only"),
     "database-damaged": Code("warn", "the daemon's database was damaged and is filled again"),
     "folder-unreadable": Code("warn", "a watched folder cannot be read"),
+    "copy-unproven": Code("note", "of a published version only sizes could be compared: its store has no checksums"),
     "root-missing": Code("warn", "a watched root is not there"),
     "remote-unreachable": Code(
         "warn", "a remote cannot be used now: no answer, no leave, or set up wrongly; jobs wait with their bytes kept"

@@ -9,6 +9,8 @@ MARKER: Final = "weighbridge.json"
 FEED: Final = "catalog/feed/"
 SNAPSHOTS: Final = "catalog/snap/"
 MODELS: Final = "models/"
+LAST: Final = 10**8 - 1
+"""The last number of a version, of a move and of a note: their keys have eight digits."""
 _SNAP_TOP: Final = 10**12 - 1
 _FEED_KEY = re.compile(r"catalog/feed/([0-9]{12})\.json")
 _CLAIM_KEY = re.compile(r"models/([^/]+)/_wb/claims/([0-9]{8})\.json")

@@ -272,10 +272,15 @@ def test_an_object_without_a_seal_is_read_when_it_has_the_plain_fields_only() ->
         {"row": None},
         {"sha256": "ab"},
         {"type": "tag"},
+        {"n": 10**8, "source": layout.manifest("medical-sft", 10**8)},
+        {"n": 2**63, "source": layout.manifest("medical-sft", 2**63)},
+        {"type": "tag", "tag": "prod", "to": 2**63, "source": layout.tag("medical-sft", "prod", 1)},
+        {"type": "tag", "tag": "prod", "to": 1, "source": layout.tag("medical-sft", "prod", 10**8)},
+        {"type": "tag", "tag": "prod", "to": 1, "source": layout.tags("medical-sft", "prod") + "1" * 5000 + ".json"},
     ],
 )
 def test_an_entry_that_contradicts_itself_is_damage(change: dict[str, object]) -> None:
-    """Source, name, number and type of an entry must agree."""
+    """Source, name, number and type of an entry must agree, and its numbers have no more digits than keys have."""
     part = feed.Part(seq=1, epoch=1, nonce="ab", entries=[msgspec.structs.replace(version(), **change)])
     with pytest.raises(FeedDamagedError):
         feed.decode(feed.encode(part), 1)

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from weighbridge.config.settings import RemoteSettings
+from weighbridge.registry.cli.checks import s3 as checks
+from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.remotes.s3 import health, probe
+from weighbridge.registry.remotes.s3.client import place_of
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge_testlib import seaweed as servers
 from weighbridge_testlib.desk import Desk
@@ -47,6 +51,34 @@ def test_only_looking(seaweed: Server, tmp_path: Path, monkeypatch: pytest.Monke
     found = doctor(tmp_path, monkeypatch, "s3://registry/looked-at", seaweed.endpoint, "--no-write")
     assert "not tried out" in found["remote-team-probe"]["message"]
     assert seaweed.client().list_objects_v2(Bucket="registry", Prefix="looked-at/").get("Contents", []) == []
+
+
+@pytest.mark.parametrize(
+    ("bucket", "endpoint", "doubt"),
+    [
+        ("weights", "https://weights.s3.corp.example", True),
+        ("models", "https://gateway.example/s3/models/", True),
+        ("models", "https://s3.example", False),
+        ("models", "https://bucket.vpce-1.s3.eu-west-1.vpce.amazonaws.com", False),
+        ("models", "https://a1b2.execute-api.eu-west-1.amazonaws.com/models", True),
+        ("models", "https://models.s3.eu-west-1.amazonaws.com", None),
+        ("models", "https://models.s3-eu-west-1.amazonaws.com", None),
+        ("models", "https://s3.amazonaws.com/models", None),
+        ("models", "https://s3.cn-north-1.amazonaws.com.cn/models", None),
+    ],
+)
+def test_an_endpoint_with_the_buckets_name_is_refused_where_that_is_certain(
+    bucket: str, endpoint: str, doubt: bool | None
+) -> None:
+    """Of S3 itself it is a mistake; elsewhere a host or a gateway's path may be called so, and doctor warns."""
+    settings = RemoteSettings("team", f"s3://{bucket}/p", endpoint=endpoint)
+    if doubt is None:
+        with pytest.raises(UsageError, match="names the bucket"):
+            place_of(settings)
+        return
+    place = place_of(settings)
+    told = [check.name for check in checks._endpoint(place, "remote-team", settings)]
+    assert told == ["remote-team-endpoint"] * doubt
 
 
 def test_a_bucket_without_promises(juicefs: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

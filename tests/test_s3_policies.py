@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from weighbridge.registry import errors, layout
@@ -148,20 +149,29 @@ def test_a_reader_reads(role: Open, tmp_path: Path) -> None:
 
 
 def test_a_reader_verifies_by_what_is_told(role: Open, tmp_path: Path) -> None:
-    """Who may not try the store out has its checksums and the publisher's word; who may, tries it out and has proof."""
+    """Who may not try the store out has its checksums and the publisher's word; who may, tries it out and has proof.
+
+    Where only a newer version may write, nobody tries.
+    """
     writer, _ = role("writer")
     registry = open_registry(writer, create=True)
     made = candidate(writer, tmp_path / "a", files=files(3))
     receipt = publish(writer, "team", registry, made, OWNER, render=rendered)
     reader, policies = role("reader", probed=False)
-    found = verify_version(reader, receipt.name, 1, reading="nothing")
+    newer = msgspec.structs.replace(registry, min_writer=2)
+    found = verify_version(reader, receipt.name, 1, reading="nothing", registry=newer)
+    assert (blocked(found), found.levels, policies.refused) == ([], {"sha256-told": 3}, [])
+    found = verify_version(reader, receipt.name, 1, reading="nothing", registry=registry)
     assert (blocked(found), found.levels) == ([], {"sha256-told": 3})
     assert policies.refused
+    refused = len(policies.refused)
+    verify_version(reader, receipt.name, 1, reading="nothing", registry=registry)
+    assert len(policies.refused) == refused, "who was denied it does not try again"
     assert reader.probe.known() is None
     assert all("/_wb/probe/" in refused for refused in policies.refused)
     assert verify_version(reader, receipt.name, 1, reading="needed").levels == {"sha256-read": 3}
     other, _ = role("writer", probed=False)
-    found = verify_version(other, receipt.name, 1, reading="nothing")
+    found = verify_version(other, receipt.name, 1, reading="nothing", registry=registry)
     assert (blocked(found), found.levels) == ([], {"sha256-server": 2, "sha256-told": 1})
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from weighbridge.config.settings import RemoteSettings
-from weighbridge.daemon import upkeep
+from weighbridge.daemon import report, upkeep
+from weighbridge.daemon.deliveries import Deliveries
+from weighbridge.daemon.follow import Following
 from weighbridge.daemon.upkeep import Upkeep
 from weighbridge.registry import layout
+from weighbridge.registry.errors import UnreachableError
+from weighbridge.registry.flow import verify
 from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.protocol import Chunk, Properties, Remote, Stat
@@ -95,6 +99,37 @@ def test_behind_a_network_the_checksums_are_looked_at(bench: Bench, monkeypatch:
     assert (looked_at(bench), far.read_whole) == ({1: [], 2: ["file-damaged"]}, [])
 
 
+class Plain(Far):
+    """A server that has no checksum of anything."""
+
+    def stat(self, key: str) -> Stat:
+        """Return what the server knows."""
+        return self.inner.stat(key)._replace(sha256=None, told=None)
+
+    def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
+        """Yield the objects, without checksums."""
+        for found in self.inner.list(prefix, after=after, limit=limit):
+            yield found._replace(sha256=None, told=None)
+
+
+def test_a_look_that_proved_nothing_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large files without a checksum only the size is compared: that is told once for a home, and is no damage."""
+    monkeypatch.setattr(upkeep, "VERIFY_AGAIN_AFTER", 0.0)
+    monkeypatch.setattr(verify, "SMALL", 100)
+    run_root(bench.runs / "team/run", steps=(1, 2), result=False)
+    bench.settle()
+    bench.work()
+    home = bench.homes.get("team")
+    home.remote = Plain(home.remote)
+    for _ in range(2):
+        keeper(bench).verify()
+    (told,) = report._damaged(bench.store)
+    assert (told["code"], told["severity"], told["n"]) == ("copy-unproven", "note", 1)
+    assert "only their sizes were compared; so it was with 1 more version" in told["message"]
+    assert told["fix"] == "registry verify team-run@v1 --remote team --quick reads them"
+    assert not [event for event in bench.store.events() if event["event"] == "damaged"]
+
+
 def test_a_stage_that_a_job_waits_with_is_never_swept(bench: Bench) -> None:
     """However long the remote was away: the bytes of a waiting job stay, those of nobody go."""
     folder = lora_adapter(bench.runs / "team/run/checkpoint-1")
@@ -127,7 +162,50 @@ def test_a_mirror_is_swept_like_a_home(tmp_path: Path) -> None:
     left = tmp_path / "mirror/models/team-run/_wb/stage/of-somebody-dead"
     left.mkdir(parents=True, mode=0o700)
     os.utime(left, (0, 0))
-    bench.away = True
+    home = bench.homes.get("team")
+    (tmp_path / "remote" / layout.MARKER).unlink()
+    with pytest.raises(UnreachableError):
+        home.confirm()
     keeper(bench).sweep()
     assert not left.exists()
+    bench.catalog.close()
+
+
+def test_a_registry_is_left_alone_from_the_moment_it_asks_for_a_newer_writer(tmp_path: Path) -> None:
+    """A daemon that runs already publishes, sweeps, delivers and follows there no more; all of it waits."""
+    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
+    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
+    (tmp_path / "mirror").mkdir()
+    bench.catalog.close()
+    bench.open()
+    run_root(bench.runs / "team/run", steps=(1, 2), result=False)
+    bench.settle()
+    bench.work()
+    home, mirror = bench.homes.get("team"), bench.homes.get("mirror")
+    deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+    assert deliveries.step()
+    withdraw(home.remote, home.registry, "team-run", 1, who="lw", why=None)
+    home.sync()
+    for place in ("remote", "mirror"):
+        stage = tmp_path / place / "models/team-run/_wb/stage/of-somebody-dead"
+        stage.mkdir(parents=True, mode=0o700)
+        os.utime(stage, (0, 0))
+        marker = tmp_path / place / layout.MARKER
+        marker.chmod(0o600)
+        marker.write_bytes(marker.read_bytes().replace(b'"min_writer":1', b'"min_writer":2'))
+    before = sorted(path for place in ("remote", "mirror") for path in (tmp_path / place).rglob("*"))
+    run_root(bench.runs / "team/other", steps=(1,), result=False)
+    (job,) = bench.settle()
+    for _ in range(8):
+        step = bench.store.job(job.id)
+        assert step is not None
+        bench.runner.run(step)
+    assert deliveries.step()
+    assert Following(bench.store, bench.homes).step() == 0
+    keeper(bench).sweep()
+    waiting = bench.store.job(job.id)
+    assert waiting is not None
+    assert (waiting.shown, [row["state"] for row in bench.store.deliveries()]) == ("waiting", ["done", "waiting"])
+    assert sorted(path for place in ("remote", "mirror") for path in (tmp_path / place).rglob("*")) == before
+    assert (home.registry.min_writer, mirror.registry.min_writer) == (2, 2)
     bench.catalog.close()

@@ -10,7 +10,7 @@ from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.flow import tags
 from weighbridge.registry.flow.claim import claim
 from weighbridge.registry.flow.collect import DEAD_AFTER, clear, collect
-from weighbridge.registry.flow.feed import changes
+from weighbridge.registry.flow.feed import announce, changes, void_entry
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.flow.publish import publish, sealed
 from weighbridge.registry.flow.sync import sync
@@ -235,11 +235,28 @@ def test_a_claim_that_was_never_told_is_given_up_once_it_is_a_gap(place: Place) 
     place.publish(3)
     catalog = Catalog.open(None, place.registry.registry, durable=False)
     sync(place.remote, catalog)
-    assert catalog.loose_ends() == [(NAME, n)]
+    assert (catalog.loose_ends(), catalog.gaps()) == ([], {NAME: [(n, n)]})
     place.time += DEAD_AFTER
-    assert collect(place.remote, place.registry, by="c", loose_ends=catalog.loose_ends()) == [(NAME, n)]
+    assert collect(place.remote, place.registry, by="c", loose_ends=(), gaps=catalog.gaps()) == [(NAME, n)]
     sync(place.remote, catalog)
-    assert (catalog.loose_ends(), catalog.given_up(0)) == ([], [(NAME, n)])
+    assert (catalog.loose_ends(), catalog.gaps(), catalog.given_up(0)) == ([], {}, [(NAME, n)])
+    catalog.close()
+
+
+def test_a_number_far_beyond_the_others_costs_nothing(place: Place) -> None:
+    """However far somebody's word goes, a sweep lists what is claimed, once a name, and asks for nothing else."""
+    n = place.open(2)
+    place.publish(3)
+    far = void_entry(NAME, layout.LAST, b"{}")
+    announce(place.remote, place.registry, [far])
+    catalog = Catalog.open(None, place.registry.registry, durable=False)
+    sync(place.remote, catalog)
+    assert catalog.gaps() == {NAME: [(n, n), (4, layout.LAST - 1)]}
+    place.time += DEAD_AFTER
+    faulty = Faulty(place.remote)
+    assert collect(faulty, place.registry, by="c", loose_ends=(), gaps=catalog.gaps()) == [(NAME, n)]
+    assert [call.key for call in faulty.calls if call.method == "list"].count(layout.claims(NAME)) == 1
+    assert {call.key for call in faulty.calls if call.method == "stat"} == {layout.claim(NAME, n)}
     catalog.close()
 
 

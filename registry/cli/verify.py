@@ -84,6 +84,7 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, reading: Read
                 claim_sha256=row["claim"] if row else None,
                 card_sha256=version.card,
                 reading=reading,
+                registry=found.registry,
                 begin=follower.begin,
                 progress=follower.moved,
             )

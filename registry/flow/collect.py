@@ -4,8 +4,10 @@ After seven days by the store's clock an open claim is voided. A wrong guess is 
 created, and a publisher that still runs claims a new number.
 """
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 from weighbridge.registry import errors, layout, types
@@ -27,6 +29,7 @@ def collect(
     *,
     by: str,
     loose_ends: Iterable[tuple[str, int]] | None = None,
+    gaps: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     dead_after: float = DEAD_AFTER,
 ) -> list[tuple[str, int]]:
     """Void every open claim of this registry that is old enough and return (name, number) of each.
@@ -34,13 +37,15 @@ def collect(
     Claims of other registries lie on a mirror, which decides nothing: they end as they end at their home.
 
     `loose_ends` are the numbers of which a catalogue does not know from the feed how they ended: those that were
-    decided all the same are told to the team, as whoever decided them died before that. Without them every claim of the
-    remote is looked at, and nothing is told but what is voided.
+    decided all the same are told to the team, as whoever decided them died before that. `gaps` are by name the runs of
+    numbers of which it knows nothing: those that are claimed are loose ends too. Without `loose_ends` every claim of
+    the remote is looked at, and nothing is told but what is voided.
     """
     check_writer(registry)
     deadline = remote.now() - dead_after
     voided = []
-    for name, n in _all_claims(remote, deadline) if loose_ends is None else loose_ends:
+    known = None if loose_ends is None else chain(loose_ends, _passed_over(remote, gaps or {}))
+    for name, n in _all_claims(remote, deadline) if known is None else known:
         try:
             claimed_at = remote.stat(layout.claim(name, n)).modified
             if claimed_at > deadline:
@@ -96,6 +101,16 @@ def _is_given_here(remote: Remote, registry: types.Registry, name: str, n: int) 
     except errors.IntegrityError:
         return True  # nobody can finish it
     return not isinstance(claim, dict) or claim.get("registry") == registry.registry
+
+
+def _passed_over(remote: Remote, gaps: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[tuple[str, int]]:
+    """Yield the numbers in these runs that are claimed; how long a run is costs nothing, what is claimed is listed."""
+    for name, runs in gaps.items():
+        for found in list(remote.list(layout.claims(name), after=layout.claim(name, runs[0][0] - 1))):
+            place = layout.claim_number(found.key)
+            run = bisect_right(runs, place[1], key=lambda one: one[0]) - 1 if place is not None else -1
+            if place is not None and run >= 0 and place[1] <= runs[run][1]:
+                yield place
 
 
 def _all_claims(remote: Remote, deadline: float) -> Iterator[tuple[str, int]]:

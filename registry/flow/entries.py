@@ -12,11 +12,14 @@ from weighbridge.registry.types import FeedEntry
 
 
 def check(entry: FeedEntry) -> None:
-    """Raise UsageError unless the entry is complete and its source is the object its type says."""
+    """Raise UsageError unless the entry is complete, its numbers can be, and its source is the object its type says."""
     name, n = check_name(entry.name), entry.n
-    if entry.type == "tag":
+    numbers = (number for number in (n, entry.to, entry.from_) if number is not None)
+    if not all(1 <= number <= layout.LAST for number in numbers):
+        sound = False
+    elif entry.type == "tag":
         sound = entry.tag is not None and entry.source == layout.tag(name, entry.tag, last_number(entry))
-    elif n is None or n < 1:
+    elif n is None:
         sound = False
     elif entry.type == "claim":
         sound = entry.source == layout.claim(name, n) and bool(entry.content)
@@ -41,7 +44,7 @@ def document(entry: FeedEntry) -> dict[str, Any]:
 def last_number(entry: FeedEntry) -> int:
     """Return the number in the last segment of an entry's source: which move of a tag, which note; 0 for none."""
     digits = entry.source.rpartition("/")[2].removesuffix(".json")
-    return int(digits) if digits.isdecimal() else 0
+    return int(digits) if digits.isdecimal() and len(digits) == len(str(layout.LAST)) else 0
 
 
 class State:

@@ -4,21 +4,23 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from weighbridge.registry import card, layout
 from weighbridge.registry import manifest as manifests
-from weighbridge.registry.errors import IntegrityError, MissingError, NotFoundError
+from weighbridge.registry.errors import IntegrityError, MissingError, NotFoundError, UsageError
 from weighbridge.registry.findings import finding
 from weighbridge.registry.flow import once, place
 from weighbridge.registry.flow.fetch import Progress
+from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.hashing import sha256_bytes, sha256_file
 from weighbridge.registry.manifest import Manifest, parse, parse_json
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote, Stat
-from weighbridge.registry.types import RENDERED_FILES, FileEntry, Finding, Value
+from weighbridge.registry.types import RENDERED_FILES, FileEntry, Finding, Registry, Value
 
 Reading = Literal["all", "needed", "nothing"]
 """Which payload files are read: all; those for which the remote has no checksum of its own; next to none."""
@@ -69,17 +71,18 @@ def verify_version(
     claim_sha256: str | None = None,
     card_sha256: str | None = None,
     reading: Reading = "all",
+    registry: Registry | None = None,
     begin: Callable[[Sequence[FileEntry]], None] | None = None,
     progress: Progress | None = None,
 ) -> Checked:
     """Compare a committed version on its remote with claim, manifest and announcement.
 
     The three digests are what the team was told, where it was. Unless all is read, the remote's own checksums count
-    where it has them, and it is tried out first where that is not known. With "nothing" the other files are compared by
-    what is told of them, else by size where they are large, which proves nothing: see `levels`. Small ones without a
-    checksum, and those of which something else is told, are read all the same. `begin` is called with the files before
-    the first byte. Raises NotFoundError and WithdrawnError for a version that is not there, and what the remote raises;
-    damage is returned.
+    where it has them; where that is not known, it is tried out first, if we may write into its `registry`. With
+    "nothing" the other files are compared by what is told of them, else by size where they are large, which proves
+    nothing: see `levels`. Small ones without a checksum, and those of which something else is told, are read all the
+    same. `begin` is called with the files before the first byte. Raises NotFoundError and WithdrawnError for a version
+    that is not there, and what the remote raises; damage is returned.
     """
     try:
         manifest = checked_manifest(remote, name, n, manifest_sha256)
@@ -87,8 +90,10 @@ def verify_version(
         subject = error.what.split(" ", 1)[0]
         wrong = finding("manifest-damaged", subject, f"{error.what}: {error.why}", _AGAIN)
         return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
-    if reading != "all":
-        remote.learn()
+    if reading != "all" and registry is not None:
+        with suppress(UsageError):
+            check_writer(registry)
+            remote.learn()
     if begin is not None:
         begin(manifest.files)
     folder = layout.version(name, n)

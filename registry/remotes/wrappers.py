@@ -249,6 +249,7 @@ class Retrying(Wrapper):
                 # Taken by other bytes, or nothing there: the next try says which.
                 failed = self._wait(failed, error)
             else:
+                self._well = True
                 return
 
     def _holds(self, key: str, body: bytes) -> bool:

@@ -6,7 +6,9 @@ from typing import Final
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli.checks.check import FAIL, OK, WARN, Check
 from weighbridge.registry.errors import DeniedError, WeighbridgeError
+from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.s3 import health
+from weighbridge.registry.remotes.s3.client import Place
 from weighbridge.registry.remotes.s3.probe import Capabilities
 from weighbridge.registry.remotes.s3.remote import S3Remote, open_s3
 
@@ -18,11 +20,24 @@ def check(remote: RemoteSettings, *, write: bool, needed: bool) -> Iterator[Chec
     name = f"remote-{remote.name}"
     opened = open_s3(remote.url, remote.endpoint, remote)
     try:
+        yield from _endpoint(opened.link.place, name, remote)
         yield from _listing(opened, name, remote)
         yield from _rules(opened, name, remote)
         yield from _store(opened, name, remote, write=write, needed=needed)
     finally:
         opened.close()
+
+
+def _endpoint(place: Place, name: str, remote: RemoteSettings) -> Iterator[Check]:
+    """Warn of an endpoint that may stand for the bucket: what a person meant by it nobody can tell."""
+    if place.named_twice:
+        yield Check(
+            WARN,
+            f"{name}-endpoint",
+            f"{remote.name}: {shown(place.endpoint or '')} names the bucket too; if it is the bucket's own address, "
+            "everything lies one folder too deep",
+            f"leave {place.bucket} out of endpoint in [remotes.{remote.name}], if the store answers there as well",
+        )
 
 
 def _listing(opened: S3Remote, name: str, remote: RemoteSettings) -> Iterator[Check]:

@@ -52,6 +52,8 @@ ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """Where the library finds an endpoint by itself."""
 
 _NOT_NOW: Final = (errors.RetryableError, errors.OutcomeUnknownError)
+_AWS: Final = re.compile(r"(?:.+\.)?s3[.-](?:[a-z0-9.-]+\.)?amazonaws\.com(?:\.cn)?")
+"""The hosts of S3 itself, which has neither a bucket in its own name nor a path before one."""
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _LOADER: Final = botocore.loaders.Loader()  # reading the description of S3 costs more than a request; once is enough
 
@@ -73,6 +75,17 @@ class Place(NamedTuple):
     connect_timeout: float = CONNECT_TIMEOUT
     read_timeout: float = READ_TIMEOUT
     patience: float = PATIENCE
+
+    @property
+    def named_twice(self) -> bool:
+        """Whether the endpoint names the bucket too, as far as its words go: its last part, or the first of its host.
+
+        AWS: bucket.s3.region.amazonaws.com and, of old, bucket.s3-region.amazonaws.com.
+        """
+        address = urlsplit(self.endpoint or "")
+        return address.path.rstrip("/").rpartition("/")[2] == self.bucket or address.netloc.startswith(
+            (f"{self.bucket}.s3.", f"{self.bucket}.s3-")
+        )
 
     @property
     def encrypted(self) -> dict[str, str]:
@@ -101,9 +114,7 @@ def place_of(settings: RemoteSettings) -> Place:
             why="no file lies there",
             fix=f"correct ca of [remotes.{settings.name}]",
         )
-    if settings.endpoint is not None:
-        _refuse_bucket(settings.endpoint, bucket, settings.name)
-    return Place(
+    place = Place(
         url=settings.url,
         bucket=bucket,
         prefix=f"{prefix}/" if prefix else "",
@@ -117,16 +128,20 @@ def place_of(settings: RemoteSettings) -> Place:
         one_writer=settings.writers == "one",
         patience=settings.patience or PATIENCE,
     )
+    _refuse_bucket(place, settings.name)
+    return place
 
 
-def _refuse_bucket(endpoint: str, bucket: str, name: str) -> None:
-    """Refuse an endpoint that names the bucket as well: all would go into a folder of that name in the bucket."""
-    address = urlsplit(endpoint)
-    if address.path.rpartition("/")[2] == bucket or address.netloc.startswith(f"{bucket}.s3."):
+def _refuse_bucket(place: Place, name: str) -> None:
+    """Refuse an endpoint of AWS that names the bucket as well: all would go into a folder of that name in the bucket.
+
+    Elsewhere `ml.s3.corp.example` may be a host of that name, and `/models` the path of a gateway: doctor warns of it.
+    """
+    if place.named_twice and _AWS.fullmatch(urlsplit(place.endpoint or "").hostname or ""):
         raise errors.UsageError(
-            f"the endpoint {shown(endpoint)} names the bucket",
+            f"the endpoint {shown(place.endpoint or '')} names the bucket",
             why="the bucket stands in the URL of the remote already, so everything would lie one folder too deep",
-            fix=f"leave {bucket} out of endpoint in [remotes.{name}]",
+            fix=f"leave {place.bucket} out of endpoint in [remotes.{name}]",
         )
 
 
@@ -212,6 +227,8 @@ class Connection:
                 told = getattr(error, "response", None)
                 self._note(told)
                 found = translate(error, what, self.place.url, write=write, first=first)
+                if isinstance(found, errors.NotFoundError) and "remote" in found.data and self.place.named_twice:
+                    found.fix = f"leave {self.place.bucket} out of endpoint, which names the bucket as well"
                 # Whoever says "not now" to everything may be a door without a house.
                 self._answered = self._answered or (told is not None and not isinstance(found, _NOT_NOW))
                 if found.data.get("slow"):

@@ -96,6 +96,7 @@ class Probe:
         self._record = record
         named = (link.place.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES))
         self._own = (next(filter(None, named), None), link.place.bucket)
+        self._denied = False
 
     def known(self) -> Capabilities | None:
         """Return what is known without asking the store."""
@@ -117,6 +118,16 @@ class Probe:
                 if self._record is not None:
                     remember(self._record, self._own, found)
             return found
+
+    def learn(self) -> None:
+        """Ask the store where that was not denied before; what else is wrong is told by whatever is asked next."""
+        if not self._denied:
+            try:
+                self.ask()
+            except errors.DeniedError:
+                self._denied = True
+            except errors.WeighbridgeError:
+                pass
 
     def trust(self, found: Capabilities) -> None:
         """Take what is known from elsewhere: of the same store behind another address."""

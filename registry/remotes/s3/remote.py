@@ -182,8 +182,7 @@ class S3Remote:
 
     def learn(self) -> None:
         """Try the store out where nothing is known of it; a role that may not write has to do without."""
-        with suppress(errors.WeighbridgeError):  # what else is wrong is told by whatever is asked next
-            self.probe.ask()
+        self.probe.learn()
 
     def list(self, prefix: str, *, after: str | None = None, limit: int | None = None) -> Iterator[Stat]:
         """Yield the objects under `prefix` in UTF-8 order, those after the key `after` only."""

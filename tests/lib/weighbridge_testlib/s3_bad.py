@@ -283,12 +283,18 @@ CASES: Final = (
     Case("a name that no bucket has", _url("s3://No_Bucket/team"), 2, "lower-case letters", "s3://bucket/prefix"),
     Case(
         "a bucket in the endpoint too",
-        _at(lambda w: f"{w.server.endpoint}/{w.server.bucket}"),
+        _at(lambda w: f"https://{w.server.bucket}.s3.eu-central-1.amazonaws.com"),
         2,
         "stands in the URL",
         "leave registry out",
     ),
-    Case("a path in the endpoint", _at(lambda w: f"{w.server.endpoint}/minio"), 3, "no bucket", "correct the URL"),
+    Case(
+        "a path in the endpoint",
+        _at(lambda w: f"{w.server.endpoint}/minio/{w.server.bucket}"),
+        3,
+        "no bucket",
+        "leave registry out of endpoint",
+    ),
     Case(
         "an endpoint without a scheme",
         _at(lambda w: w.server.endpoint.removeprefix("http://")),
