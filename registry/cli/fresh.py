@@ -128,7 +128,7 @@ def published(
     with suppress(WeighbridgeError, OSError, *DAMAGE):
         known = _open_for(chosen, remote, out, ref, only=receipt.name)
         with closing(known.catalog):
-            if not receipt.joined:
+            if not receipt.joined or receipt.verified != "size":
                 remember(known, receipt.name, receipt.n, receipt.verified)
 
 
