@@ -1,10 +1,13 @@
 """The fixes that are named do work when they are followed: lost and damaged objects of a committed version."""
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from weighbridge.registry import layout
+from weighbridge.registry import disk, layout
+from weighbridge.registry.errors import DiskFullError
 from weighbridge_testlib.builders import lora_adapter
 from weighbridge_testlib.desk import Desk, conforms
 
@@ -109,3 +112,62 @@ def test_a_copy_that_nobody_compared_is_not_called_sound(desk: Desk) -> None:
     desk.ok("ls", "--remote", "backup")
     spoil(desk.root / WEIGHTS, b"x")
     assert fixes(desk)[0].startswith(f"registry verify {NAME}@v1 --remote backup tells whether its copy is sound; ")
+
+
+def test_what_lies_in_the_cache_names_the_variable_that_moves_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full or closed cache was named by nobody: the fix says how to put it elsewhere."""
+    for error, words in (
+        (DiskFullError(f"there is no room to stage in {desk.cache}/stage/x", fix="f"), "with more room"),
+        (disk.translate(OSError(errno.EROFS, "read-only", f"{desk.cache}/merge"), "cannot make it"), "can write to"),
+        (OSError(errno.EROFS, "Read-only file system", f"{desk.cache}/x"), "can write to"),
+        (DiskFullError(f"there is no room in {desk.cache}2/x", fix="free some space"), None),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("weighbridge.registry.cli.push.begin", raising(error))
+            said = desk.registry("push", "source", "--name", NAME, "--json")
+        assert said.error["fix"].endswith(words or "free some space")
+        assert ("WEIGHBRIDGE_CACHE" in said.error["fix"]) == (words is not None)
+
+
+def raising(error: Exception) -> Any:
+    """Return a function that fails."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_file_too_many_in_a_pulled_folder_is_to_be_removed(desk: Desk) -> None:
+    """What verify says of it works; another pull would not."""
+    desk.ok("pull", f"{NAME}@v1", "model")
+    (desk.folder / "model" / "notes.txt").write_text("mine")
+    (found,) = desk.registry("verify", "./model", "--json").json["findings"]
+    assert (found["code"], found["fix"]) == ("file-extra", "remove it, or move it away")
+    (desk.folder / "model" / "notes.txt").unlink()
+    desk.ok("verify", "./model")
+
+
+def test_a_dangling_link_is_named_with_its_place(desk: Desk) -> None:
+    """What it points to is said, and what to do."""
+    (desk.folder / "source" / "merges.txt").symlink_to("/nowhere/merges.txt")
+    error = desk.registry("push", "source", "--name", NAME, "--json").error
+    assert error["message"] == "merges.txt is a link to nothing"
+    assert "source/merges.txt points to /nowhere/merges.txt" in error["why"]
+    assert error["fix"] == "put the file there, or remove the link"
+
+
+def test_a_configuration_that_cannot_be_written_names_the_folder(desk: Desk) -> None:
+    """Nobody is told of a temporary file that they have not named."""
+    error = desk.registry("init", "--path", "/proc/x.toml", "--json").error
+    assert error["message"] == "cannot write /proc/x.toml"
+    assert ".weighbridge-" not in str(error)
+    assert error["fix"]
+
+
+def test_damage_of_another_name_is_told_with_what_helps(desk: Desk) -> None:
+    """It is no error of the command: with --json an error that follows stands alone."""
+    desk.shelf.publish("other", tell_version=False)
+    spoil(desk.root / layout.manifest("other", 1), b"torn")
+    assert "(what helps says: registry verify other@v1)" in desk.registry("pull", f"{NAME}@v9", "x").err
+    assert desk.registry("pull", f"{NAME}@v9", "x", "--json").error["code"] == "not-found"

@@ -148,7 +148,7 @@ def _open(chosen: RemoteSettings, remote: Remote, out: Output, *, only: str | No
     with suppress(OSError):
         remember_registry(chosen, registry.registry)
     catalog, _, notes = sync.refresh(remote, _cache(registry.registry), registry.registry, only=only)
-    for note in notes:
+    for note in () if out.as_json else notes:  # an error that follows is to be the one object on stderr
         out.talk(note, "yellow")
     return Opened(chosen, remote, registry, catalog)
 
