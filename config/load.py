@@ -116,6 +116,15 @@ SLURM_KEYS: Final[dict[str, Check]] = {
     "poll": values.positive_duration,
 }
 TOP_KEYS: Final = ("daemon", "watch", "remotes", "merge", "cache")
+_HOMES: Final = {
+    "[daemon]": DAEMON_KEYS,
+    "[[watch]]": WATCH_KEYS,
+    "[remotes.NAME]": REMOTE_KEYS,
+    "[merge]": MERGE_KEYS,
+    "[merge.slurm]": SLURM_KEYS,
+    "[cache]": CACHE_KEYS,
+}
+"""Each table as it is written, for keys that stand in another one."""
 
 
 class Problem(NamedTuple):
@@ -397,6 +406,10 @@ def _section(
 
 def _unknown(path: tuple[str | int, ...], known: tuple[str, ...]) -> Problem:
     word = str(path[-1])
+    homes = [table for table, keys in _HOMES.items() if word in keys]
+    if homes:
+        where = " or ".join(homes)
+        return Problem(path, f"this key belongs to {where}", f"move it below {where}")
     return Problem(path, "unknown key", f"the keys here are: {', '.join(known)}", word, known)
 
 

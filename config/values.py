@@ -43,7 +43,7 @@ def text(value: Any) -> str:
     if not isinstance(value, str):
         raise Fault(f"a string is expected, here is {kind(value)}", "put it in quotes")
     if not value.strip():
-        raise Fault("it is empty")
+        raise Fault("it is empty", "write a value, or remove the key")
     if not value.isprintable():
         raise Fault("it holds a control character", "write it again by hand")
     return value
@@ -259,8 +259,10 @@ def template(value: Any) -> str:
 
 def url(value: Any) -> str:
     """Accept the URL of a remote: an absolute path, file://, s3://bucket/prefix, hf://organisation or memory://."""
-    given = text(value)
     hint = 'write an absolute path, "s3://bucket/prefix" or "hf://organisation"'
+    if isinstance(value, str) and not value.strip():
+        raise Fault("it is empty", hint)
+    given = text(value)
     scheme, mark, rest = given.partition("://")
     if not mark:
         return path(given)

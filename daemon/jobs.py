@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -29,8 +30,8 @@ from weighbridge.registry.flow import papers
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.claim import claim
 from weighbridge.registry.flow.claims import Claimed, manifest_of
-from weighbridge.registry.flow.decide import clear_void, decide, receipt
-from weighbridge.registry.flow.publish import claim_entry, needs_telling, version_entry
+from weighbridge.registry.flow.decide import clear_void, decide
+from weighbridge.registry.flow.publish import claim_entry, needs_telling, rejoin, version_entry
 from weighbridge.registry.flow.upload import upload
 from weighbridge.registry.manifest import Manifest, parse, seal
 
@@ -177,7 +178,9 @@ class Runner:
         done = {"n": claimed.claim.n, "claim": msgspec.json.encode(claimed).decode()}
         if not claimed.committed:
             return self._store.advance(job, "claimed", event="joined" if claimed.joined else "claimed", **done)
-        return self._record(job, home, claimed, receipt(home.remote, home.name, claimed), event="joined", **done)
+        rendered = partial(papers.render, home.remote, manifest_of(claimed), name, claimed.claim.n, people=job.people)
+        joined = rejoin(home.remote, home.name, claimed, _bundle(job), rendered, progress=self.moved)
+        return self._record(job, home, claimed, joined, event="joined", **done)
 
     def _adopt(self, job: Job, claimed: Claimed) -> None:
         """Take over the identity under which these bytes were published before: our memory may be younger."""

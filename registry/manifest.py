@@ -193,6 +193,6 @@ def verify(manifest: Manifest, folder: Path) -> list[types.Finding]:
 
 
 def _difference(code: str, subject: str, message: str) -> types.Finding:
-    return types.Finding(
-        code=code, severity="block", subject=subject, message=message, fix="pull the version again, or restore the file"
-    )
+    # A pull goes into no folder with a file that is nobody's, not even with --force.
+    fix = "remove it, or move it away" if code == "file-extra" else "pull the version again, or restore the file"
+    return types.Finding(code=code, severity="block", subject=subject, message=message, fix=fix)

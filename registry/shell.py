@@ -24,6 +24,7 @@ from weighbridge.registry.refs import shown
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+_ELSEWHERE = "or choose another folder"
 
 
 def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +46,7 @@ def run(group: click.Group, program: str, arguments: Sequence[str] | None = None
     except Exception as error:  # noqa: BLE001 - the one place where an error becomes words
         if _no_arguments(error):
             return errors.UsageError.exit_code
-        return report(translate(error), as_json=wants_json(given), cause=error)
+        return report(_of_cache(translate(error)), as_json=wants_json(given), cause=error)
     return result if isinstance(result, int) else 0
 
 
@@ -167,8 +168,23 @@ def _from_system(error: OSError) -> errors.WeighbridgeError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return errors.DiskFullError(what, fix="free some space, then run the command again")
     if error.errno == errno.EROFS:
-        return errors.WeighbridgeError(what, fix="make that file system writable, or choose another folder")
+        return errors.WeighbridgeError(what, fix=f"make that file system writable, {_ELSEWHERE}")
     return errors.WeighbridgeError(what)
+
+
+def _of_cache(error: errors.WeighbridgeError) -> errors.WeighbridgeError:
+    """Name the variable that moves the commands' cache where an error is about room or access in it.
+
+    Whoever ran the command has not named that folder, so that "another one" tells nothing.
+    """
+    full = isinstance(error, errors.DiskFullError)
+    if full or isinstance(error, errors.DeniedError) or _ELSEWHERE in (error.fix or ""):
+        cache = load("weighbridge.config.places:cache_dir")(os.environ)
+        text = f"{error.what} {error.why or ''} "
+        if any(f"{cache}{end}" in text for end in "/:' "):
+            first = "free some space there, or " if full else ""
+            error.fix = f"{first}set WEIGHBRIDGE_CACHE to a folder {'with more room' if full else 'you can write to'}"
+    return error
 
 
 def _no_arguments(error: Exception) -> bool:

@@ -301,12 +301,12 @@ def test_verify_names_a_damaged_copy(desk: Two) -> None:
 
 
 def test_a_damaged_home_names_the_copy_that_is_sound(desk: Two) -> None:
-    """At home no copy is brought over by a command: what to fetch, and from where, is said."""
+    """At home a copy comes back by a push of what is fetched: from where is said."""
     desk.mirrored()
     damaged = desk.root / layout.version(NAME, 1, "adapter_model.safetensors")
     damaged.chmod(0o600)
     damaged.write_bytes(b"x")
-    assert f"registry pull {NAME}@v1 --remote backup" in desk.registry("verify", f"{NAME}@v1").out
+    assert f"registry pull {NAME}@v1 {NAME}-v1 --remote backup" in desk.registry("verify", f"{NAME}@v1").out
 
 
 def test_a_folder_of_somebody_else_becomes_no_registry(desk: Two) -> None:

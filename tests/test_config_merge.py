@@ -65,3 +65,34 @@ def test_each_fault_names_its_key_and_line(text: str, key: str, line: int, says:
     assert (problem["key"], problem["line"]) == (key, line)
     assert says in problem["message"]
     assert problem["fix"] or "table is expected" in says or "empty" in says
+
+
+@pytest.mark.parametrize(
+    ("document", "where"),
+    [
+        ('home = "team"\n', "[[watch]]"),
+        ('[remotes.x]\nurl = "/srv/x"\nhome = "team"\n', "[[watch]]"),
+        ('[daemon]\nhome = "team"\n', "[[watch]]"),
+        ('[daemon]\nurl = "/srv/x"\n', "[remotes.NAME]"),
+        ('[[watch]]\nroot = "/srv/x"\nstate = "/var/x"\n', "[daemon]"),
+        ('[merge]\npartition = "gpu"\n', "[merge.slurm]"),
+    ],
+)
+def test_a_key_in_another_table_is_told_its_own(document: str, where: str) -> None:
+    """A key that exists elsewhere is not called unknown: the table that it belongs to is named."""
+    error = refused(document)
+    assert f"this key belongs to {where}" in f"{error.what} {error.why}"
+    assert f"move it below {where}" in str(error.fix)
+
+
+def test_what_is_empty_says_what_belongs_there() -> None:
+    """Also an empty value has a fix."""
+    assert "s3://bucket/prefix" in str(refused('[remotes.x]\nurl = ""\n').fix)
+    assert refused('[remotes.x]\nurl = "/srv/x"\nregion = " "\n').fix
+
+
+def refused(document: str) -> UsageError:
+    """Return the error of a configuration that is not accepted."""
+    with pytest.raises(UsageError) as caught:
+        read(document)
+    return caught.value

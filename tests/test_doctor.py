@@ -138,6 +138,16 @@ def test_remotes_that_cannot_be_used_fail(tmp_path: Path, capsys: pytest.Capture
     assert "not there yet" in found["remote-gone"]["message"]
 
 
+def test_every_line_of_a_remote_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two remotes of one URL can be told apart, whatever fails there."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "weighbridge.json").write_text("torn")
+    two = "".join(f'[remotes.{name}]\nurl = "{tmp_path}/one"\n' for name in ("odd", "even"))
+    assert main(["doctor", "--config", str(configured(tmp_path, remotes_=two)), "--json"]) == 1
+    found = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["status"] == FAIL]
+    assert [check["message"].partition(":")[0] for check in found] == ["odd", "even"]
+
+
 def test_state_on_a_network_file_system_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from weighbridge.registry import errors
 from weighbridge.registry.remotes.hub import client
 from weighbridge.registry.remotes.hub.client import AGAIN, TRIES, Line
 from weighbridge.registry.remotes.hub.errors import RULES, of_response, speaking, translate
+from weighbridge.registry.remotes.hub.preflight import refusal
 from weighbridge.registry.remotes.hub.remote import HubRemote
 from weighbridge.registry.remotes.wrappers import Retrying
 
@@ -306,3 +307,38 @@ def test_what_is_no_token_is_told_before_it_is_sent(token: str) -> None:
         line.ask("cannot look", lambda: line.call("GET", "/api/models"))
     assert "HF_TOKEN" in (caught.value.fix or "")
     assert "cret" not in str(errors.describe(caught.value)), "not even a part of it"
+
+
+def who(role: str, scoped: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return what the Hub says of a token of lw, who writes for acme and reads at readers."""
+    access: dict[str, Any] = {"role": role}
+    if scoped is not None:
+        access["fineGrained"] = {"global": [], "scoped": scoped}
+    orgs = [{"name": "Acme", "roleInOrg": "write"}, {"name": "readers", "roleInOrg": "read"}]
+    return {"name": "lw", "orgs": orgs, "auth": {"accessToken": access}}
+
+
+def scope(name: str, *permissions: str) -> dict[str, Any]:
+    """Return one scope of a fine-grained token."""
+    return {"entity": {"type": "org", "name": name}, "permissions": list(permissions)}
+
+
+@pytest.mark.parametrize(
+    ("told", "owner", "why"),
+    [
+        (who("write"), "acme", None),
+        (who("write"), "LW", None),
+        (who("write"), "nobodyorg", "it belongs to lw, a member of Acme, readers"),
+        (who("write"), "readers", "lw only reads there"),
+        (who("fineGrained"), "nobodyorg", None),
+        (who("fineGrained", [scope("acme", "repo.write")]), "acme", None),
+        (who("fineGrained", [scope("acme/tiny", "repo.write")]), "acme", None),
+        (who("fineGrained", [scope("acme", "repo.content.read"), scope("b", "repo.write")]), "acme", "repo.write on b"),
+        (who("fineGrained", []), "acme", "repo.write on nothing"),
+        ({}, "acme", None),
+    ],
+)
+def test_a_token_is_judged_by_what_the_hub_tells_of_it(told: dict[str, Any], owner: str, why: str | None) -> None:
+    """Organisations with roles and scopes decide; what is not told refuses nobody."""
+    said = refusal(told, owner)
+    assert said is None if why is None else why in str(said)

@@ -407,4 +407,7 @@ def test_doctor_says_who_we_are_there(hub: TestHub, tmp_path: Path) -> None:
     assert "role is read" in done.stdout
     done = command(environ(hub, tmp_path / "nobody", token=None), "doctor", "--config", str(config), "--json")
     assert "neither HF_TOKEN" in done.stdout
+    config.write_text('[remotes.hub]\nurl = "hf://nobodyorg"\n')
+    done = command(environ(hub, tmp_path / "ann"), "doctor", "--config", str(config), "--json")
+    assert "a member of acme" in done.stdout
     assert hub.count("commit") == commits

@@ -121,6 +121,40 @@ def test_publishing_again_gives_the_same_version(remote: Remote, registry: Regis
     assert {(e.type, e.n) for e in told(remote)} == {("claim", 1), ("version", 1)}
 
 
+def test_what_was_lost_is_put_back_by_the_same_bytes(remote: Remote, registry: Registry, tmp_path: Path) -> None:
+    """Nothing is overwritten and no number is given; where the store tells a sha256, other bytes are noticed, too."""
+    first = send(remote, registry, candidate(remote, tmp_path / "one"))
+    key = layout.version(NAME, 1, "adapter_config.json")
+    whole = remote.read(key)
+    remote.delete(key)
+    mended: list[errors.WeighbridgeError] = []
+    made = candidate(remote, tmp_path / "two")
+    second = publish(remote, "home", registry, made, OWNER, render=rendered, mended=mended.append)
+    assert (second.n, second.verified in {"sha256-server", "sha256-read"}) == (1, True)
+    assert ["adapter_config.json" in error.what for error in mended] == [True]
+    assert remote.read(key) == whole
+    audit(remote, [first, second])
+    remote.delete(key)
+    remote.create(key, whole.swapcase())
+    again = candidate(remote, tmp_path / "three")
+    if not remote.properties.server_sha256:
+        assert send(remote, registry, again).verified == "size"
+        return
+    with pytest.raises(errors.ForeignBytesError) as caught:
+        send(remote, registry, again)
+    assert str(caught.value.fix).startswith(f"registry withdraw {NAME}@v1")
+    assert remote.read(key) == whole.swapcase()
+
+
+def test_what_was_made_in_the_same_way_puts_nothing_back(remote: Remote, registry: Registry, tmp_path: Path) -> None:
+    """Other bytes of the same derivation join a version, but they are not what it has lost."""
+    send(remote, registry, candidate(remote, tmp_path / "one", derivation="d" * 64))
+    remote.delete(layout.version(NAME, 1, "adapter_config.json"))
+    with pytest.raises(errors.IntegrityError, match="is missing"):
+        send(remote, registry, candidate(remote, tmp_path / "two", seed=2, derivation="d" * 64))
+    assert layout.version(NAME, 1, "adapter_config.json") not in {found.key for found in remote.list("models/")}
+
+
 @pytest.mark.parametrize("fault", ["full", "busy", "dropped"])
 def test_a_version_that_cannot_be_announced_is_published(remote: Remote, tmp_path: Path, fault: Fault) -> None:
     """Whatever fails after the decision makes nothing undone; a repetition keeps the number and tells the team."""

@@ -21,6 +21,9 @@ from weighbridge.registry.shell import load
 
 T = TypeVar("T")
 
+DAMAGED = "damaged"
+"""What stands in the place of a level where the last `verify` from here found a copy damaged."""
+
 _FRESH = "weighbridge.registry.cli.fresh:refresh"
 
 

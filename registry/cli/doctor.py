@@ -9,7 +9,7 @@ import click
 
 from weighbridge.config import places
 from weighbridge.config.mounts import read_table
-from weighbridge.config.settings import Settings
+from weighbridge.config.settings import RemoteSettings, Settings
 from weighbridge.registry.cli import context, options
 from weighbridge.registry.cli.checks import folders, machine, merges, remotes
 from weighbridge.registry.cli.checks.check import FAIL, OK, WARN, Check, guarded
@@ -59,7 +59,7 @@ def run(config: str | None, remote: str | None, *, write: bool) -> Iterator[Chec
         return
     if remote is not None:
         chosen = context.choose_remote(settings, remote)
-        yield from guarded(f"remote-{chosen.name}", partial(remotes.check, settings, chosen, write=write))
+        yield from _remote(settings, chosen, write=write)
         return
     yield _config(settings)
     mountinfo = read_table(os.environ)
@@ -77,7 +77,16 @@ def run(config: str | None, remote: str | None, *, write: bool) -> Iterator[Chec
         # Without a configuration the built-in remote is nobody's: commands use the one the environment names.
         every = {chosen.name: chosen} if settings.source is None else every | {chosen.name: chosen}
     for each in every.values():
-        yield from guarded(f"remote-{each.name}", partial(remotes.check, settings, each, write=write))
+        yield from _remote(settings, each, write=write)
+
+
+def _remote(settings: Settings, remote: RemoteSettings, *, write: bool) -> Iterator[Check]:
+    """Yield the checks of a remote, each with its name: an error tells a URL, which two remotes can have."""
+    for found in guarded(f"remote-{remote.name}", partial(remotes.check, settings, remote, write=write)):
+        named = (
+            found.message.startswith((f"{remote.name} ", f"{remote.name}:")) or f" of {remote.name} " in found.message
+        )
+        yield found if named else found._replace(message=f"{remote.name}: {found.message}")
 
 
 def show(check: Check, out: Output) -> None:

@@ -128,7 +128,7 @@ def published(
     with suppress(WeighbridgeError, OSError, *DAMAGE):
         known = _open_for(chosen, remote, out, ref, only=receipt.name)
         with closing(known.catalog):
-            if not receipt.joined:
+            if not receipt.joined or receipt.verified != "size":
                 remember(known, receipt.name, receipt.n, receipt.verified)
 
 
@@ -148,7 +148,7 @@ def _open(chosen: RemoteSettings, remote: Remote, out: Output, *, only: str | No
     with suppress(OSError):
         remember_registry(chosen, registry.registry)
     catalog, _, notes = sync.refresh(remote, _cache(registry.registry), registry.registry, only=only)
-    for note in notes:
+    for note in () if out.as_json else notes:  # an error that follows is to be the one object on stderr
         out.talk(note, "yellow")
     return Opened(chosen, remote, registry, catalog)
 

@@ -16,7 +16,7 @@ from weighbridge.config.settings import RemoteSettings, Settings
 from weighbridge.config.starter import starter
 from weighbridge.config.values import Fault
 from weighbridge.config.values import url as checked_url
-from weighbridge.registry import layout
+from weighbridge.registry import disk, layout
 from weighbridge.registry.cli import context, options
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.errors import ExistsError, MissingError, UsageError, WeighbridgeError
@@ -107,8 +107,12 @@ def _checked(text: str, target: Path) -> Settings:
 
 def _write(target: Path, text: str, *, mode: int, force: bool) -> None:
     """Let the file appear whole and durably; one that is there is only replaced by force."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, fresh = tempfile.mkstemp(prefix=".weighbridge-", dir=target.parent)
+    with disk.speaking(f"cannot write {shown(str(target))}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor, fresh = tempfile.mkstemp(prefix=".weighbridge-", dir=target.parent)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(target.parent)) from error  # nobody named the other one
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)

@@ -37,6 +37,7 @@ def go(wish: Wish, chosen: RemoteSettings, opened: Remote, looker: Looker | None
         found = load(JUDGE)(wish, chosen, values=0, ask=hub.model if hub is not None else None)[1:]
     admission, wanted = found
     untold: list[WeighbridgeError] = []
+    mended: list[WeighbridgeError] = []
     owner = _writer()
     registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
     begun = time.monotonic()
@@ -67,6 +68,7 @@ def go(wish: Wish, chosen: RemoteSettings, opened: Remote, looker: Looker | None
                 again=wish.again,
                 adopt=wish.adopt,
                 untold=untold.append,
+                mended=mended.append,
                 progress=follower.total,
             )
         except BaseException as error:
@@ -74,6 +76,8 @@ def go(wish: Wish, chosen: RemoteSettings, opened: Remote, looker: Looker | None
             if isinstance(error, WeighbridgeError):
                 _say_how(error, wish)
             raise
+    for lost in mended:
+        out.talk(f"mended: {lost.what}; what was lost was put back", "yellow")
     _tell(receipt, admission, time.monotonic() - begun, out)
     called = _called(receipt)
     if called != receipt.name:
@@ -166,11 +170,18 @@ def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -
         return
     _findings(admission, out)
     if receipt.joined:
-        out.talk(f"these bytes are there already ({short(receipt.content)})")
+        out.talk(f"these bytes are there already ({short(receipt.content)}; {_compared(receipt)})")
     else:
         count = f"{_files(admission.files)}, {size(whole)} in {seconds:.1f} s"
         out.talk(f"{count}, {receipt.verified} on {receipt.remote}: {receipt.location}")
     out.say(f"{receipt.name}@v{receipt.n}")
+
+
+def _compared(receipt: Receipt) -> str:
+    """Say how what lies there was compared with these bytes."""
+    if receipt.verified == "size":
+        return f"compared by size alone: registry verify {receipt.name}@v{receipt.n} reads it"
+    return f"compared: {receipt.verified}"
 
 
 def _called(receipt: Receipt) -> str:

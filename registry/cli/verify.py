@@ -11,7 +11,7 @@ import msgspec
 from weighbridge.config.settings import RemoteSettings, Settings
 from weighbridge.registry import control, layout, manifest
 from weighbridge.registry.cli import context, fresh, options
-from weighbridge.registry.cli.catalogue import Shelf, complete, copies, folder_of, known_as
+from weighbridge.registry.cli.catalogue import DAMAGED, Shelf, complete, copies, folder_of, known_as
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import NotFoundError, UnreachableError, UsageError
@@ -19,10 +19,14 @@ from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import once, place
 from weighbridge.registry.flow.verify import Checked, Reading, verify_folder, verify_source, verify_version
 from weighbridge.registry.refs import shown
+from weighbridge.registry.types import Finding
 
 SCHEMA: Final = "weighbridge/verify/1"
-_MENDED: Final = ("file-missing", "file-size", "file-damaged")
+_MENDED: Final = ("file-missing", "file-size", "file-damaged", "manifest-damaged")
 """What a sound copy elsewhere mends."""
+
+_PROVEN: Final = ("sha256-read", "sha256-server")
+"""Levels at which a copy was found sound."""
 
 _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 
@@ -88,31 +92,49 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, reading: Read
                 begin=follower.begin,
                 progress=follower.moved,
             )
-        if checked.level is not None and not any(finding.severity == "block" for finding in checked.findings):
-            fresh.remember(found, version.name, version.n, checked.level)
+        damaged = any(finding.severity == "block" for finding in checked.findings)
+        level = DAMAGED if damaged else checked.level
+        if level is not None:
+            fresh.remember(found, version.name, version.n, level)
         if any(wrong.code in _MENDED for wrong in checked.findings):
             checked = _with_cure(found, version.name, version.n, checked, settings)
     return tell(checked, "version", version.ref, version.ref, out)
 
 
 def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, settings: Settings) -> Checked:
-    """Let each fix name the command that brings a sound file, where another configured remote is known to hold it."""
+    """Let each fix name the command that brings a sound file, where another configured remote is known to hold it.
+
+    Only a copy that was compared by hashes from here is called sound; of others the fix says how to find out.
+    """
     shelf = Shelf(found.settings, found.catalog, found.registry.registry, time.time(), cached=False)
     row = found.read(lambda catalog: catalog.version(name, n))
     others = [] if row is None else copies(shelf, row, settings.remotes.values())[1:]
-    sound = next((str(copy["remote"]) for copy in others if copy["state"] == "committed"), None)
-    if sound is None:
+    there = [copy for copy in others if copy["state"] == "committed" and copy["verified"] != DAMAGED]
+    sound = next((str(copy["remote"]) for copy in there if copy["verified"] in _PROVEN), None)
+    maybe = next((str(copy["remote"]) for copy in there), None)
+    claim = once.look(found.remote, layout.claim(name, n))
+    at_home = claim is None or f'"registry":"{found.registry.registry}"'.encode() in claim
+    if at_home and maybe is None:
         return checked
     ref, here = f"{name}@v{n}", found.settings.name
-    claim = once.look(found.remote, layout.claim(name, n))
-    if claim is not None and f'"registry":"{found.registry.registry}"'.encode() in claim:
-        fetch = f"registry pull {ref} --remote {sound} fetches a sound copy; put its file in place of this one"
-        cure = dict.fromkeys(_MENDED, fetch)
+    look = "" if sound or maybe is None else f"registry verify {ref} --remote {maybe} tells whether its copy is sound; "
+    source = sound or maybe or "HOME"
+    if at_home:
+        folder = f"{name}-v{n}"
+        again = (
+            f"registry pull {ref} {folder} --remote {source} && registry push {folder} --name {name} --remote {here}"
+        )
     else:
-        again = f"registry mirror {ref} --remote {sound} --to {here}"
-        cure = dict.fromkeys(_MENDED, f"delete this file on {here}, then: {again}") | {"file-missing": again}
+        again = f"registry mirror {ref} --remote {source} --to {here}"
+
+    def cure(wrong: Finding) -> str:
+        if wrong.code == "file-missing":
+            return look + again
+        key = wrong.subject if wrong.code == "manifest-damaged" else layout.version(name, n, wrong.subject)
+        return f"{look}delete {shown(key)} on {here}, then: {again}"
+
     told = [
-        msgspec.structs.replace(one, fix=cure[one.code]) if one.code in cure and one.fix else one
+        msgspec.structs.replace(one, fix=cure(one)) if one.code in _MENDED and one.fix else one
         for one in checked.findings
     ]
     return msgspec.structs.replace(checked, findings=told)

@@ -31,7 +31,7 @@ from weighbridge.registry.flow.stage import Made
 from weighbridge.registry.flow.withhold import PRIVATE, withheld
 from weighbridge.registry.hashing import CHUNK, tensor_digest
 from weighbridge.registry.hub_rules import is_repo_id
-from weighbridge.registry.refs import path_fault
+from weighbridge.registry.refs import path_fault, shown
 from weighbridge.registry.types import (
     BaseFacts,
     Facts,
@@ -182,11 +182,22 @@ def _card(artifact: Artifact) -> str | None:
 
 
 def _file(artifact: Artifact, one: JudgedFile) -> SourceFile:
-    source = os.path.realpath(_source(artifact, one.path))
+    named = _source(artifact, one.path)
+    source = os.path.realpath(named)
     try:
         status = Path(source).stat()
     except FileNotFoundError as error:
-        raise errors.VanishedError(f"{one.path} is gone") from error
+        if named.is_symlink():
+            raise errors.VanishedError(
+                f"{shown(one.path)} is a link to nothing",
+                why=f"{shown(str(named))} points to {shown(source)}, which is not there",
+                fix="put the file there, or remove the link",
+            ) from error
+        raise errors.VanishedError(
+            f"{shown(one.path)} is gone",
+            why=f"{shown(str(named))} went away after the folder was looked at",
+            fix="see who deletes there, then repeat",
+        ) from error
     return SourceFile(
         path=_within(one.path, artifact.relative),
         source=source,

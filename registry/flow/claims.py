@@ -159,7 +159,7 @@ def judge(stored: bytes, claim: types.Claim) -> tuple[State, Void | None]:
     raise errors.IntegrityError(
         f"{key} is damaged",
         why="it is not the manifest that was claimed",
-        fix=f"registry verify {claim.name}@v{claim.n}",
+        fix=f"delete {key} on the remote and publish the same files again: its text comes from the claim",
     )
 
 

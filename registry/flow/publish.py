@@ -8,8 +8,11 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from weighbridge.registry import errors, layout, stages, types
 from weighbridge.registry.flow import feed, once, papers
@@ -20,10 +23,10 @@ from weighbridge.registry.flow.commit_publish import COMMITS_MAX
 from weighbridge.registry.flow.decide import clear_void, decide, receipt
 from weighbridge.registry.flow.sources import SourceFile
 from weighbridge.registry.flow.stage import Bundle, Mode
-from weighbridge.registry.flow.upload import upload
+from weighbridge.registry.flow.upload import holds, told, upload
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest, parse, seal
-from weighbridge.registry.refs import check_name
+from weighbridge.registry.refs import check_name, shown
 from weighbridge.registry.remotes.protocol import Progress, Remote
 
 Render = Callable[[Manifest, str, int], Mapping[str, bytes]]
@@ -31,6 +34,9 @@ Render = Callable[[Manifest, str, int], Mapping[str, bytes]]
 
 Untold = Callable[[errors.WeighbridgeError], object]
 """Takes what kept the team from being told of a version that is published."""
+
+Mended = Callable[[errors.WeighbridgeError], object]
+"""Takes what was wrong with a committed version until its lost files were put back."""
 
 NUMBERS_MAX: Final = 5
 """Numbers that may be given up under our hands before something must be wrong."""
@@ -138,6 +144,7 @@ def publish(
     known: MutableMapping[int, Known] | None = None,
     keep_stage: bool = False,
     untold: Untold = lambda _: None,
+    mended: Mended = lambda _: None,
     progress: Progress | None = None,
 ) -> types.Receipt:
     """Publish a candidate and return the receipt; a content that has a number already keeps it.
@@ -165,7 +172,10 @@ def publish(
                 known=known,
             )
             if claimed.committed:
-                done = receipt(remote, remote_name, claimed)
+                papers_of = partial(_papers, remote, claimed, render, people)
+                done = rejoin(
+                    remote, remote_name, claimed, candidate.bundle, papers_of, progress=progress, mended=mended
+                )
                 if needs_telling(remote, claimed):
                     _tell(remote, registry, claimed, untold)
                 break
@@ -173,11 +183,7 @@ def publish(
             seq = feed.announce(remote, registry, [claim_entry(claimed)], known=feed_at)
             feed_at = feed.Head(seq, feed_at.epoch)
             n = claimed.claim.n
-            ours = manifest_of(claimed)
-            if render is None:
-                files: Mapping[str, bytes] = papers.render(remote, ours, candidate.name, n, people=people)
-            else:
-                files = render(ours, candidate.name, n)
+            files = _papers(remote, claimed, render, people)
             try:
                 verified = upload(remote, claimed, candidate.bundle, files, progress)
                 if candidate.bundle.mode == "direct":
@@ -197,6 +203,57 @@ def publish(
         if not keep_stage:
             staging.discard(candidate.bundle)
     return done
+
+
+def rejoin(
+    remote: Remote,
+    remote_name: str,
+    claimed: Claimed,
+    bundle: Bundle,
+    rendered: Callable[[], Mapping[str, bytes]],
+    *,
+    progress: Progress | None = None,
+    mended: Mended = lambda _: None,
+) -> types.Receipt:
+    """Return the receipt of a committed version whose bytes we have, compared as far as the remote tells of it cheaply.
+
+    What was lost of it since is put back, and `mended` told of it: no object is overwritten, and the hashes are those
+    of its manifest. Raises ForeignBytesError for what was damaged since, and what `upload` raises.
+    """
+    if remote.properties.commits:
+        return receipt(remote, remote_name, claimed)
+    try:
+        try:
+            done = receipt(remote, remote_name, claimed)
+        except errors.ForeignBytesError:
+            raise
+        except errors.IntegrityError as error:
+            if not holds(bundle, manifest_of(claimed)):
+                raise  # ours are other bytes, made in the same way of the same things
+            verified = upload(remote, claimed, bundle, rendered(), progress)
+            if bundle.mode == "direct":
+                staging.recheck(bundle)
+            done = decide(remote, remote_name, claimed, verified)
+            mended(error)
+            return done
+        level = told(remote, claimed)
+    except errors.ForeignBytesError as error:
+        key = error.data.get("key")
+        if key is not None:
+            ref = f"{claimed.claim.name}@v{claimed.claim.n}"
+            error.fix = (
+                f'registry withdraw {ref} --reason "...", then registry push --again gives these bytes a new number; '
+                f"or delete {shown(str(key))} on the remote and repeat: it is put back"
+            )
+            error.data["option"] = "again"
+        raise
+    return done if level is None else msgspec.structs.replace(done, verified=level)
+
+
+def _papers(remote: Remote, claimed: Claimed, render: Render | None, people: str | None) -> Mapping[str, bytes]:
+    """Return card and history of a claimed version, rendered by `render` or around what people wrote."""
+    name, n, manifest = claimed.claim.name, claimed.claim.n, manifest_of(claimed)
+    return papers.render(remote, manifest, name, n, people=people) if render is None else render(manifest, name, n)
 
 
 def _tell(

@@ -96,7 +96,8 @@ def same(known: SourceStat, now: SourceStat) -> None:
 
 def _unreadable(path: str, error: OSError) -> errors.WeighbridgeError:
     if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.ESTALE:
-        return errors.VanishedError(f"{shown(path)} is gone", why=f"{shown(str(error.filename))} went away")
+        why = f"{shown(str(error.filename))} went away"
+        return errors.VanishedError(f"{shown(path)} is gone", why=why, fix="see who deletes there, then repeat")
     if error.errno == errno.ELOOP:
         return changed(path, "it is a link now")
     return disk.translate(error, f"cannot read {shown(path)}")

@@ -414,7 +414,7 @@ class _Watch:
             raise errors.DiskFullError(
                 f"there is no room to stage in {shown(str(self._place))}",
                 why=f"{needed:,} bytes are needed; {free:,} are free, of which {self._reserve:,} are kept as a reserve",
-                fix="free some space, or lower disk_reserve",
+                fix="free some space, or lower disk_reserve" if self._reserve else "free some space, then repeat",
                 needed=needed,
                 free=free,
                 reserve=self._reserve,

@@ -123,11 +123,12 @@ def _resolve(remote: Remote, catalog: Catalog) -> tuple[int, list[str]]:
         try:
             found = decided(stored, key)
         except IntegrityError as error:
-            return f"{error.what}: {error.why}"
+            return f"{error.what}: {error.why} (what helps says: registry verify {name}@v{n})"
         if isinstance(found, Void):
             return feed.void_entry(name, n, stored)
         if found.content != row["content"]:
-            return f"{key} is damaged: its content is not that of its claim"
+            why = "its content is not that of its claim"
+            return f"{key} is damaged: {why} (what helps says: registry verify {name}@v{n})"
         return feed.version_entry(name, n, found)
 
     workers = min(remote.properties.parallel, len(rows))

@@ -17,6 +17,7 @@ from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.claims import Claimed, manifest_of
 from weighbridge.registry.flow.decide import refuse_void
 from weighbridge.registry.flow.stage import Bundle
+from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Progress, Remote, Verified
@@ -42,11 +43,9 @@ def upload(
     if repositories is not None:
         return commit_publish.upload(repositories, claimed, bundle, rendered, progress)
     manifest = manifest_of(claimed)
-    held = {(entry.path, entry.size, entry.sha256) for entry in bundle.files}
-    absent = [e.path for e in manifest.files if (e.path, e.size, e.sha256) not in held]
-    if absent:
+    for path in _absent(bundle, manifest):
         raise errors.IntegrityError(
-            f"{shown(absent[0])} is not in the bundle", why="the claim is for another content", fix="stage it again"
+            f"{shown(path)} is not in the bundle", why="the claim is for another content", fix="stage it again"
         )
     verified: dict[str, str] = {}
 
@@ -68,6 +67,33 @@ def upload(
         if path in rendered:
             once.create(remote, layout.version(claimed.claim.name, claimed.claim.n, path), rendered[path])
     return verified
+
+
+def holds(bundle: Bundle, manifest: Manifest) -> bool:
+    """Tell whether a bundle has every payload file of a manifest."""
+    return not _absent(bundle, manifest)
+
+
+def _absent(bundle: Bundle, manifest: Manifest) -> list[str]:
+    held = {(entry.path, entry.size, entry.sha256) for entry in bundle.files}
+    return [e.path for e in manifest.files if (e.path, e.size, e.sha256) not in held]
+
+
+def told(remote: Remote, claimed: Claimed) -> Verified | None:
+    """Compare what lies there of a version with its record as far as the remote tells without reading a byte.
+
+    Return the level, None where of some file only the size is told. Raises ForeignBytesError for other bytes.
+    """
+    if not remote.properties.server_sha256 or remote.properties.commits:
+        return None
+    claim = claimed.claim
+
+    def one(entry: FileEntry) -> Verified | None:
+        return _compare(remote, layout.version(claim.name, claim.n, entry.path), entry, read=False)
+
+    with ThreadPoolExecutor(max(1, remote.properties.parallel), thread_name_prefix="compare") as pool:
+        levels = set(pool.map(one, manifest_of(claimed).files))
+    return None if None in levels else "sha256-server"
 
 
 def order(files: Sequence[FileEntry]) -> list[list[FileEntry]]:

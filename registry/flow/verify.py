@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+import msgspec
+
 from weighbridge.registry import card, layout
 from weighbridge.registry import manifest as manifests
 from weighbridge.registry.errors import IntegrityError, MissingError, NotFoundError, UsageError
@@ -32,7 +34,8 @@ published it, by its size alone; the weakest last."""
 SMALL: Final = 16 << 20
 """Bytes up to which a file without any checksum is read after all: of large ones that is for the user to say."""
 
-_AGAIN = "publish it again from its source, or restore the object"
+_COPY = "restore it from a copy of the remote: a mirror holds the same object"
+"""What mends an object that nobody can make anew."""
 
 
 class Checked(Value, frozen=True):
@@ -88,7 +91,7 @@ def verify_version(
         manifest = checked_manifest(remote, name, n, manifest_sha256)
     except IntegrityError as error:
         subject = error.what.split(" ", 1)[0]
-        wrong = finding("manifest-damaged", subject, f"{error.what}: {error.why}", _AGAIN)
+        wrong = finding("manifest-damaged", subject, f"{error.what}: {error.why}", _replace(name, n, "manifest.json"))
         return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
     if reading != "all" and registry is not None:
         with suppress(UsageError):
@@ -106,7 +109,11 @@ def verify_version(
     ]
 
     def one(file: FileEntry) -> _Look:
-        return _compare(remote, folder + file.path, file, there.get(file.path), reading=reading, progress=progress)
+        look = _compare(remote, folder + file.path, file, there.get(file.path), reading=reading, progress=progress)
+        if look.wrong is None:
+            return look
+        again = _put_back(name) if look.wrong.code == "file-missing" else _replace(name, n, file.path)
+        return look._replace(wrong=msgspec.structs.replace(look.wrong, fix=again))
 
     with ThreadPoolExecutor(max(1, remote.properties.parallel), thread_name_prefix="verify") as pool:
         looks = list(pool.map(one, manifest.files))
@@ -114,6 +121,20 @@ def verify_version(
     found += _rendered(remote, folder, manifest, card_sha256)
     levels = Counter(look.level for look in looks if look.level is not None)
     return _checked(manifest, found, manifest.files, levels=levels)
+
+
+def _put_back(name: str) -> str:
+    return f"registry push FOLDER --name {name}, with the folder it was published from, puts back just these bytes"
+
+
+def _replace(name: str, n: int, path: str) -> str:
+    """Return what helps against an object with other bytes, as nothing that lies there is ever overwritten."""
+    key = layout.version(name, n, path)
+    return f"delete {shown(key)} on the remote, then: {_put_back(name)}" + (
+        ""
+        if path == "manifest.json"
+        else f'; or registry withdraw {name}@v{n} --reason "..." and that push with --again: a new number'
+    )
 
 
 def _claim(remote: Remote, name: str, n: int, manifest: Manifest, told: str | None) -> list[Finding]:
@@ -126,19 +147,19 @@ def _claim(remote: Remote, name: str, n: int, manifest: Manifest, told: str | No
     if isinstance(document, dict) and document.get("manifest") == manifest.stored.decode():
         if told is None or stored is None or sha256_bytes(stored) == told:
             return []
-        return [finding("claim-damaged", key, f"{key} is not the claim that was announced", _AGAIN)]
+        return [finding("claim-damaged", key, f"{key} is not the claim that was announced", _COPY)]
     words = f"{key} is missing" if stored is None else f"{key} does not hold the manifest that was committed"
-    return [finding("claim-damaged", key, words, _AGAIN)]
+    return [finding("claim-damaged", key, words, _COPY)]
 
 
 def _compare(
     remote: Remote, key: str, file: FileEntry, stat: Stat | None, *, reading: Reading, progress: Progress | None
 ) -> _Look:
     if stat is None:
-        return _Look(None, finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN))
+        return _Look(None, finding("file-missing", file.path, f"{shown(file.path)} is missing", None))
     if stat.size != file.size:
         words = f"{shown(file.path)} has {stat.size} bytes, the manifest says {file.size}"
-        return _Look("size", finding("file-size", file.path, words, _AGAIN))
+        return _Look("size", finding("file-size", file.path, words, None))
     try:
         if reading != "all":
             stat = remote.stat(key) if stat.sha256 is None else stat
@@ -151,10 +172,10 @@ def _compare(
         else:
             found, level = _read(remote, key, file, progress), "sha256-read"
     except MissingError:
-        return _Look(None, finding("file-missing", file.path, f"{shown(file.path)} is missing", _AGAIN))
+        return _Look(None, finding("file-missing", file.path, f"{shown(file.path)} is missing", None))
     if found != file.sha256:
         words = f"{shown(file.path)} has sha256 {found[:12]}, the manifest says {file.sha256[:12]}"
-        return _Look(level, finding("file-damaged", file.path, words, _AGAIN))
+        return _Look(level, finding("file-damaged", file.path, words, None))
     return _Look(level, None)
 
 
@@ -173,7 +194,7 @@ def _rendered(remote: Remote, folder: str, manifest: Manifest, card_sha256: str 
     if text is None:
         found.append(finding("file-missing", "README.md", "the card is missing", None))
     elif card_sha256 is not None and sha256_bytes(text) != card_sha256:
-        found.append(finding("card-damaged", "README.md", "the card is not the one that was announced", _AGAIN))
+        found.append(finding("card-damaged", "README.md", "the card is not the one that was announced", _COPY))
     history = once.look(remote, folder + "training.json")
     if history is None and manifest.facts.provenance.history is not None:
         found.append(finding("history-differs", "training.json", "training.json is missing", None))

@@ -3,7 +3,7 @@
 import importlib.util
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -33,6 +33,42 @@ class Limits(NamedTuple):
     """Files of one folder, which is also more than one commit takes."""
 
 
+def refusal(who: Mapping[str, Any], owner: str) -> str | None:
+    """Return why a token makes no repository of an owner, by what whoami-v2 tells; None where it may, or is not told.
+
+    A token of role write may what its user may, as an organisation's member; a fine-grained one what its scopes list.
+    """
+    wanted = owner.casefold()
+    access = _access(who)
+    if access.get("role") == "fineGrained":
+        fine = access.get("fineGrained")
+        if not isinstance(fine, dict) or not isinstance(fine.get("scoped"), list):
+            return None
+        scopes = [one for one in fine["scoped"] if isinstance(one, dict) and isinstance(one.get("entity"), dict)]
+        names = {str(one["entity"].get("name")) for one in scopes if "repo.write" in (one.get("permissions") or [])}
+        if any(name.partition("/")[0].casefold() == wanted for name in names):
+            return None
+        return f"its scopes give repo.write on {_listed(names) or 'nothing'}"
+    orgs = who.get("orgs")
+    if str(who.get("name")).casefold() == wanted or not isinstance(orgs, list):
+        return None
+    roles = {str(org.get("name")): org.get("roleInOrg") for org in orgs if isinstance(org, dict)}
+    for name, role in roles.items():
+        if name.casefold() == wanted:
+            return f"{shown(str(who.get('name')))} only reads there" if role == "read" else None
+    return f"it belongs to {shown(str(who.get('name')))}, a member of {_listed(roles) or 'no organisation'}"
+
+
+def _access(who: Mapping[str, Any]) -> dict[str, Any]:
+    auth = who.get("auth")
+    access = auth.get("accessToken") if isinstance(auth, dict) else None
+    return access if isinstance(access, dict) else {}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(shown(name) for name in sorted(names))
+
+
 class Preflight:
     """The checks of one line; what they find is kept for a while, because the Hub limits such questions harder."""
 
@@ -50,14 +86,28 @@ class Preflight:
                 why="neither HF_TOKEN, nor a stored login, nor a credential of the unit",
                 fix="hf auth login, or set HF_TOKEN; for the daemon LoadCredential=hf-token:/etc/weighbridge/hf-token",
             )
+        return str(_access(self._who()).get("role", "unknown"))
+
+    def owns(self, owner: str) -> None:
+        """Raise DeniedError where the Hub tells that this token makes no repository of an owner."""
+        why = refusal(self._who(), owner)
+        if why is not None:
+            raise errors.DeniedError(
+                f"the token may not write to {shown(owner)}",
+                why=why,
+                fix=f"check the name in the URL, join {shown(owner)} with write access, or use a token that has it: "
+                "https://huggingface.co/settings/tokens",
+            )
+
+    def _who(self) -> dict[str, Any]:
+        """Return what the Hub says of the token and whose it is."""
         found: dict[str, Any] | None = self._recall("whoami")
         if found is None:
             found = self._line.json(
                 "cannot ask who the token belongs to", lambda: self._line.call("GET", "/api/whoami-v2"), dict
             )
             self._keep("whoami", found)
-        access = found.get("auth", {}).get("accessToken", {})
-        return str(access.get("role", "unknown"))
+        return found
 
     def may_write(self, repo: str, *, exists: bool) -> None:
         """Raise DeniedError unless the token may write there, as far as that can be known."""

@@ -373,6 +373,8 @@ class HubRemote:
         role = self._preflight.role()
         repo = self.repositories.id(name) if name else ""
         self._preflight.may_write(repo or self._owner, exists=bool(repo))
+        if not repo:  # the Hub itself was asked about one that is there
+            self._preflight.owns(self._owner)
         way = self._preflight.transport(repo) if repo else self._preflight.known_transport() or "xet or LFS"
         return f"token role {role}, large files by {way}"
 

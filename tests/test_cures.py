@@ -1,0 +1,173 @@
+"""The fixes that are named do work when they are followed: lost and damaged objects of a committed version."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weighbridge.registry import disk, layout
+from weighbridge.registry.errors import DiskFullError
+from weighbridge_testlib.builders import lora_adapter
+from weighbridge_testlib.desk import Desk, conforms
+
+NAME = "chg"
+CONFIG = layout.version(NAME, 1, "adapter_config.json")
+WEIGHTS = layout.version(NAME, 1, "adapter_model.safetensors")
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """Return a desk with a mirror, and one version that was pushed from a folder."""
+    desk = Desk(tmp_path, monkeypatch)
+    (tmp_path / "backup").mkdir()
+    with desk.config.open("a") as stream:
+        stream.write(f'[remotes.backup]\nurl = "{tmp_path}/backup"\nmax_age = "1h"\n')
+    monkeypatch.setenv("WEIGHBRIDGE_REMOTE", "team")
+    desk.ok("push", lora_adapter(tmp_path / "source", seed=1), "--name", NAME)
+    return desk
+
+
+def spoil(file: Path, body: bytes) -> None:
+    """Put other bytes into the place of an object."""
+    file.chmod(0o600)
+    file.write_bytes(body)
+
+
+def fixes(desk: Desk, *more: str) -> list[str]:
+    """Return the fixes of what verify finds."""
+    said = desk.registry("verify", f"{NAME}@v1", "--json", *more)
+    assert said.code == 5
+    return [found["fix"] for found in said.json["findings"] if found["severity"] == "block"]
+
+
+def follow(desk: Desk, fix: str) -> None:
+    """Do what a fix says: delete the object it names first, then run its commands one after the other."""
+    before, _, commands = fix.partition("then: ") if "then: " in fix else ("", "", fix)
+    if before:
+        (desk.root / before.partition("delete ")[2].split()[0]).unlink()
+    commands = commands.partition(", with the folder")[0].replace("FOLDER", "source")
+    for command in commands.split(" && "):
+        desk.ok(*command.split()[1:])
+
+
+@pytest.mark.parametrize("key", [CONFIG, WEIGHTS, layout.manifest(NAME, 1)])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_what_verify_names_mends_a_version_at_home(desk: Desk, key: str, mirrored: bool) -> None:
+    """A lost object is put back by pushing the same bytes, a damaged one when it was deleted before."""
+    if mirrored:
+        desk.ok("mirror", NAME, "--to", "backup")
+    whole = (desk.root / key).read_bytes()
+    spoil(desk.root / key, whole[:-1] + bytes([whole[-1] ^ 1]))
+    (fix,) = fixes(desk)
+    assert ("--remote backup" in fix) == mirrored
+    follow(desk, fix)
+    assert (desk.root / key).read_bytes() == whole
+    assert desk.ok("verify", f"{NAME}@v1").out.endswith("sound\n")
+    if key != layout.manifest(NAME, 1):
+        (desk.root / key).unlink()
+        (fix,) = fixes(desk)
+        assert "delete" not in fix
+        follow(desk, fix)
+        assert (desk.root / key).read_bytes() == whole
+
+
+def test_a_push_tells_what_it_put_back_and_what_it_cannot(desk: Desk) -> None:
+    """What is lost is mended under its number; of what is damaged the ways out are named, and they work."""
+    (desk.root / CONFIG).unlink()
+    said = desk.ok("push", "source", "--name", NAME)
+    assert (said.out, "mended: adapter_config.json of chg@v1 is missing" in said.err) == ("chg@v1\n", True)
+    assert "by size alone: registry verify chg@v1" in desk.ok("push", "source", "--name", NAME).err
+    spoil(desk.root / CONFIG, b"{}")
+    said = desk.registry("push", "source", "--name", NAME)
+    assert (said.code, (desk.root / CONFIG).read_bytes()) == (5, b"{}")
+    assert 'fix: registry withdraw chg@v1 --reason "...", then registry push source --name chg --again' in said.err
+    assert f"or delete {CONFIG} on the remote and repeat" in said.err
+    desk.ok("withdraw", f"{NAME}@v1", "--reason", "damaged")
+    assert desk.ok("push", "source", "--name", NAME, "--again").out == "chg@v2\n"
+
+
+def test_a_damaged_copy_is_remembered_and_not_called_sound(desk: Desk) -> None:
+    """What verify found last from here counts, for show and for where a sound copy is fetched."""
+    desk.ok("mirror", NAME, "--to", "backup")
+    for root in (desk.folder / "backup", desk.root):
+        spoil(root / WEIGHTS, b"x")
+    assert "--remote team --to backup" in fixes(desk, "--remote", "backup")[0]
+    document = conforms(desk.ok("show", f"{NAME}@v1", "--json").json, "show")
+    assert [copy["verified"] for copy in document["copies"]] == ["sha256-read", "damaged"]
+    assert "backup" not in fixes(desk)[0]
+    assert "(damaged at 20" in desk.ok("show", f"{NAME}@v1").out
+    document = conforms(desk.ok("show", f"{NAME}@v1", "--json").json, "show")
+    assert [copy["verified"] for copy in document["copies"]] == ["damaged", "damaged"]
+    (desk.root / WEIGHTS).unlink()
+    desk.ok("push", "source", "--name", NAME)
+    assert desk.ok("show", f"{NAME}@v1", "--json").json["copies"][0]["verified"] == "sha256-read"
+
+
+def test_a_copy_that_nobody_compared_is_not_called_sound(desk: Desk) -> None:
+    """Of a copy that is only known to be there, the fix says how to find out what it is worth."""
+    desk.ok("mirror", NAME, "--to", "backup")
+    for path in (desk.cache / "catalog").iterdir():
+        path.unlink()
+    desk.ok("ls", "--remote", "backup")
+    spoil(desk.root / WEIGHTS, b"x")
+    assert fixes(desk)[0].startswith(f"registry verify {NAME}@v1 --remote backup tells whether its copy is sound; ")
+
+
+def test_what_lies_in_the_cache_names_the_variable_that_moves_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full or closed cache was named by nobody: the fix says how to put it elsewhere."""
+    for error, words in (
+        (DiskFullError(f"there is no room to stage in {desk.cache}/stage/x", fix="f"), "with more room"),
+        (disk.translate(OSError(errno.EROFS, "read-only", f"{desk.cache}/merge"), "cannot make it"), "can write to"),
+        (OSError(errno.EROFS, "Read-only file system", f"{desk.cache}/x"), "can write to"),
+        (DiskFullError(f"there is no room in {desk.cache}2/x", fix="free some space"), None),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("weighbridge.registry.cli.push.begin", raising(error))
+            said = desk.registry("push", "source", "--name", NAME, "--json")
+        assert said.error["fix"].endswith(words or "free some space")
+        assert ("WEIGHBRIDGE_CACHE" in said.error["fix"]) == (words is not None)
+
+
+def raising(error: Exception) -> Any:
+    """Return a function that fails."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_file_too_many_in_a_pulled_folder_is_to_be_removed(desk: Desk) -> None:
+    """What verify says of it works; another pull would not."""
+    desk.ok("pull", f"{NAME}@v1", "model")
+    (desk.folder / "model" / "notes.txt").write_text("mine")
+    (found,) = desk.registry("verify", "./model", "--json").json["findings"]
+    assert (found["code"], found["fix"]) == ("file-extra", "remove it, or move it away")
+    (desk.folder / "model" / "notes.txt").unlink()
+    desk.ok("verify", "./model")
+
+
+def test_a_dangling_link_is_named_with_its_place(desk: Desk) -> None:
+    """What it points to is said, and what to do."""
+    (desk.folder / "source" / "merges.txt").symlink_to("/nowhere/merges.txt")
+    error = desk.registry("push", "source", "--name", NAME, "--json").error
+    assert error["message"] == "merges.txt is a link to nothing"
+    assert "source/merges.txt points to /nowhere/merges.txt" in error["why"]
+    assert error["fix"] == "put the file there, or remove the link"
+
+
+def test_a_configuration_that_cannot_be_written_names_the_folder(desk: Desk) -> None:
+    """Nobody is told of a temporary file that they have not named."""
+    error = desk.registry("init", "--path", "/proc/x.toml", "--json").error
+    assert error["message"] == "cannot write /proc/x.toml"
+    assert ".weighbridge-" not in str(error)
+    assert error["fix"]
+
+
+def test_damage_of_another_name_is_told_with_what_helps(desk: Desk) -> None:
+    """It is no error of the command: with --json an error that follows stands alone."""
+    desk.shelf.publish("other", tell_version=False)
+    spoil(desk.root / layout.manifest("other", 1), b"torn")
+    assert "(what helps says: registry verify other@v1)" in desk.registry("pull", f"{NAME}@v9", "x").err
+    assert desk.registry("pull", f"{NAME}@v9", "x", "--json").error["code"] == "not-found"
