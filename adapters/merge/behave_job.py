@@ -41,7 +41,7 @@ def run(request: dict[str, Any], tell: Callable[[int], None]) -> dict[str, Any]:
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         # What the jail forbids, and what the memory lacks, is told by whoever runs us; the rest are moods of libraries.
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None or starved.says(words):
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None or starved.told(words):
             raise
         return {"why": " ".join(words.split())[:500]}
     if missing:
