@@ -22,8 +22,11 @@ from weighbridge.registry.refs import shown
 
 LEFTOVER_AFTER: Final = 3600.0
 """Seconds in which nothing changed in a copy whose lock cannot be seen from here, after which its command is dead."""
-FREE_AFTER: Final = 60.0
-"""The same of a copy of this machine that nobody holds: it is free for a moment when it is made and when it is sent."""
+FREE_AFTER: Final = 10.0
+"""The same of a copy of this machine that nobody holds: it is free for a moment when it is made and when it is sent.
+
+So short that of tries one after the other the last copies stay at most, where they are large: making one takes longer.
+"""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -68,11 +68,11 @@ def test_a_version_comes_out(remote: Remote, registry: Registry, tmp_path: Path)
 def test_copies_that_killed_commands_left_go(tmp_path: Path) -> None:
     """Whoever stages in the user's cache removes what nobody holds any more; what is being sent is held.
 
-    Of this machine that shows within a minute; a copy of another one, whose lock is not seen here, is left for an hour.
+    Of this machine that shows within seconds; a copy of another one, whose lock is not seen here, is left for an hour.
     """
     root = stages.root(os.environ)
     ours = {name: stages.place_of(os.environ, name) for name in ("retried", "held", "begun")}
-    ages = {ours["retried"]: 61, ours["held"]: 61, ours["begun"]: 30, root / "other": 61, root / "dead": 3601}
+    ages = {ours["retried"]: 61, ours["held"]: 61, ours["begun"]: -60, root / "other": 61, root / "dead": 3601}
     for place in ages:
         (place / "sub").mkdir(parents=True)
         (place / "sub" / "weights").write_bytes(b"x")
@@ -95,6 +95,11 @@ def test_copies_that_killed_commands_left_go(tmp_path: Path) -> None:
     assert swept[0] == 3
     assert set(swept[1:]) == {0}
     assert stages.sweep(root, -100) == 1
+    filling: list[int] = []
+    prepare(
+        remote, NAME, written, facts(), staging_folder=root, progress=lambda _: filling.append(stages.sweep(root, -100))
+    )
+    assert set(filling) == {0}
 
 
 def test_the_card_is_rendered_around_what_people_wrote(remote: Remote, registry: Registry, tmp_path: Path) -> None:
