@@ -121,7 +121,9 @@ _TITLED = re.compile(
 )
 _SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([A-Za-z0-9.+() -]+)")
 _GRANT = re.compile(r"licensed under the apache license version 2 0")
-_MARKUP = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*_`>#|]|</?[a-zA-Z][^>]*>")
+_MARKUP = re.compile(r"\[([^\[\]]{0,300})\]\([^)]{0,500}\)|[*_`>#|]|</?[a-zA-Z][^>]{0,500}>")
+"""Bounded, as a line of 100,000 brackets would be searched to its end from each of them."""
+
 _STATED: Final = (
     re.compile(
         r"\b(?:licen[sc]ed|released|distributed|available|published|covered|provided|shared|governed)\s+(?:under|by)\s+"
