@@ -77,7 +77,7 @@ def papers_above(folder: str, own: Collection[str]) -> list[os.DirEntry[str]]:
         return []
     try:
         with os.scandir(above) as entries:
-            found = [entry for entry in entries if entry.is_file()]
+            found = [entry for entry in entries if Path(entry.path).is_file()]
     except OSError:
         return []
     names = {entry.name for entry in found}

@@ -114,7 +114,7 @@ def license_files(folder: Path) -> list[Path]:
     for entry in os.scandir(folder):
         path = Path(entry.path)
         plain = path.suffix.lower() in _FILE_ENDS and _FILE.fullmatch(path.stem)
-        if (plain or _ALTERNATIVE.match(entry.name)) and entry.is_file():
+        if (plain or _ALTERNATIVE.match(entry.name)) and path.is_file():  # an entry's own raises for a circular link
             known.append(path)
     return sorted(known, key=lambda p: (_NOT_OURS.search(p.name) is not None, "model" not in p.name.lower(), p.name))
 

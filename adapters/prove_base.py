@@ -197,7 +197,7 @@ def _hashed(path: str, size: int, mtime_ns: int, ino: int) -> str:
 def _weights(folder: Path) -> dict[str, int]:
     """Return the names and sizes of the weights files of a folder: safetensors, else torch files."""
     try:
-        found = {e.name: e.stat().st_size for e in os.scandir(folder) if e.is_file()}
+        found = {e.name: e.stat().st_size for e in os.scandir(folder) if Path(e.path).is_file()}
     except OSError:
         return {}
     for suffix in (".safetensors", ".bin"):

@@ -108,7 +108,7 @@ def packages(folders: list[Path], configs: list[Mapping[str, Any] | None], card_
 def _recipes(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the recipes of a folder by name: YAML with settings in it, JSON that is named like arguments."""
     try:
-        names = sorted(e.name for e in os.scandir(folder) if e.is_file())[:_FILES_MAX]
+        names = sorted(e.name for e in os.scandir(folder) if Path(e.path).is_file())[:_FILES_MAX]
     except OSError:
         return
     for name in names:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from weighbridge.adapters import downloads, license, parents  # noqa: A004 - the module is about licences
+from weighbridge.adapters import downloads, license, license_text, parents  # noqa: A004 - the module is about licences
+from weighbridge.adapters.merge import preview
 from weighbridge.registry import disk
 from weighbridge.registry.flow import place
+from weighbridge_testlib import builders
 
 CACHED = "models--acme--base"
 
@@ -50,3 +52,23 @@ def test_a_small_file_is_read_within_its_bound(tmp_path: Path) -> None:
     for name, limit in (("file", 3), ("link", 4)):
         with pytest.raises(OSError, match=name):
             disk.read_small(tmp_path / name, limit)
+
+
+def test_a_circular_link_hides_nothing_else(tmp_path: Path) -> None:
+    """A licence beside a link that leads back to itself is found; weights that are one refuse the merge."""
+    adapter = builders.lora_adapter(tmp_path / "adapter")
+    (adapter / "LICENSE").symlink_to("LICENSE")
+    (adapter / "LICENSE.txt").write_text("MIT License\n")
+    assert [path.name for path in license.license_files(adapter)] == ["LICENSE.txt"]
+    (adapter / "adapter_model.safetensors").unlink()
+    (adapter / "adapter_model.safetensors").symlink_to("adapter_model.safetensors")
+    seen = preview.look([adapter], builders.llama_model(tmp_path / "base"))
+    assert seen.outcome == "refuse"
+    assert seen.findings[0].code == "link-dangling"
+
+
+@pytest.mark.parametrize("piece", ["[", "[](", "<a", "]("])
+def test_a_line_of_brackets_is_read_to_its_end(piece: str) -> None:
+    """A card with a line of markup that never closes is read like any other, in time that grows with its length."""
+    body = piece * 100_000 + "\nThis model is released under the MIT license.\n"
+    assert [(one.line, one.name.id) for one in license_text.statements(body)] == [(2, "mit")]

@@ -330,12 +330,18 @@ def _read(
         )
     path = Path(one.sources.get(prefix + named, str(Path(one.root) / named)))
     try:
-        loaded = reading(Path(one.root), named, safetensors.read(path), config, file)
+        header, origin = safetensors.read(path), bases.source(path)
+    except OSError as error:
+        return findings.finding(
+            "merge-base-format", subject, f"{named} cannot be read: {error.strerror}", "save the adapter again"
+        )
+    try:
+        loaded = reading(Path(one.root), named, header, config, file)
     except ValueError as error:
         return findings.finding(
             "merge-ambiguous", subject, f"{error}: the file holds several adapters", "save each one on its own"
         )
-    return loaded, bases.source(path)
+    return loaded, origin
 
 
 def _subject(number: int, parts: tuple[Artifact, ...], name: str) -> str:
