@@ -36,7 +36,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     builders.lora_adapter(tmp_path / "tad", base=str(tmp_path / "tA"), readme=CARD)
     (tmp_path / "outside").mkdir()
     with desk.config.open("a") as stream:
-        stream.write(f'[remotes.outside]\nurl = "{tmp_path}/outside"\npaths = "rewrite"\n')
+        stream.write(f'[remotes.outside]\nurl = "{tmp_path}/outside"\npaths = "rewrite"\nunknown_license = "block"\n')
     return desk
 
 
