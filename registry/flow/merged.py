@@ -185,15 +185,18 @@ def base_of(
         why = claim.evidence or _GIVEN
         return msgspec.structs.replace(facts, id=recorded, revision=revision, evidence=why), []
     why = f"{_GIVEN}{_claimed(first, recorded, keep=keep)}"
-    held = prove_base.pulled(root, published) if named and ask is not None and published is not None else None
+    # A version, or a folder that holds one, may lie on the Hub that is published to.
+    held = prove_base.pulled(root, published) if published is not None and (ask is not None or not named) else None
+    known = held.known if held is not None else None
     proof = prove_base.Proof(None)
-    if not named or held is not None:  # a version may lie on the Hub that is published to
-        proof = prove_base.prove(root, caches=caches, ask=ask, known=held.known if held is not None else None)
+    if known is not None or not named:
+        proof = prove_base.prove(root, caches=caches, ask=ask, known=known)
     if proof.evidence is not None:
         found = proof.evidence
         return msgspec.structs.replace(facts, id=found.value, revision=found.revision, evidence=found.why), []
-    if named:
-        return msgspec.structs.replace(facts, id=base.ref, evidence=why), []
+    if known is not None or named:
+        ref = base.ref if known is None else known.ref
+        return msgspec.structs.replace(facts, id=ref, evidence=why), []
     told = [prove_base.by_path(root, "base"), prove_base.unproven(root, "base", proof)]
     return msgspec.structs.replace(facts, id=root if keep else None, evidence=why), told
 
