@@ -346,12 +346,16 @@ class Intake:
                 extra=self._late(job),
                 caches=self.caches,
                 ask=self.hub(rule),
-                published=partial(self._homes.published_as, (rule.home, *rule.mirrors)),
+                published=self.published(rule),
                 hashed=hashed,
             )
         except errors.RefusedError as refused:
             refused.data["findings"] = offered(job, refused.data["findings"])
             raise
+
+    def published(self, rule: WatchRule) -> types.Published:
+        """Return what knows the versions on a rule's remotes."""
+        return partial(self._homes.published_as, (rule.home, *rule.mirrors))
 
     def hub(self, rule: WatchRule) -> types.Models | None:
         """Return how the Hub among a rule's remotes is asked about models; None where there is none."""

@@ -69,7 +69,7 @@ class Merges:
             admission = merged.admit_merged(
                 done, sides.seen, [sides.adapter], sides.base,
                 name=job.name or "", policy=self._intake.policy(rule, job.path), host=self._host,
-                caches=self._intake.caches, ask=self._intake.hub(rule),
+                caches=self._intake.caches, ask=self._intake.hub(rule), published=self._intake.published(rule),
             )  # fmt: skip
         except errors.RefusedError as refused:
             refused.data["findings"] = offered(job, refused.data.get("findings") or [])

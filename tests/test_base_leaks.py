@@ -11,12 +11,21 @@ from weighbridge.adapters.merge.preview import look
 from weighbridge.adapters.plan import Allowed, Policy
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.errors import RefusedError
-from weighbridge.registry.flow.merged import Parent
+from weighbridge.registry.flow.merged import Parent, base_of
 from weighbridge.registry.flow.mirror import stricter
 from weighbridge.registry.flow.recast import admit_cast
 from weighbridge.registry.flow.withhold import held, withheld
 from weighbridge.registry.manifest import Manifest, parse, seal
-from weighbridge.registry.types import BaseFacts, Facts, FileEntry, Finding, LineageEdge
+from weighbridge.registry.types import (
+    BaseFacts,
+    Facts,
+    FileEntry,
+    Finding,
+    LineageEdge,
+    ModelSeen,
+    ModelUnseen,
+    PublishedAs,
+)
 from weighbridge_testlib import builders
 from weighbridge_testlib.desk import Desk
 from weighbridge_testlib.shelf import facts as plain_facts
@@ -36,7 +45,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     builders.lora_adapter(tmp_path / "tad", base=str(tmp_path / "tA"), readme=CARD)
     (tmp_path / "outside").mkdir()
     with desk.config.open("a") as stream:
-        stream.write(f'[remotes.outside]\nurl = "{tmp_path}/outside"\npaths = "rewrite"\n')
+        stream.write(f'[remotes.outside]\nurl = "{tmp_path}/outside"\npaths = "rewrite"\nunknown_license = "block"\n')
     return desk
 
 
@@ -156,33 +165,30 @@ def test_what_was_merged_with_is_recorded(desk: Desk) -> None:
 
 
 def test_the_record_of_a_folder_names_what_was_used_and_no_path(desk: Desk) -> None:
-    """merge.json tells one base from another by its tensors, and says no more of a path than that there is one."""
+    """merge.json tells bases apart by their tensors, without a path; stderr says where nothing speaks for one."""
+    sentence = "warn: nothing in the adapter tells whether this base is the one it was trained on"
+    unlike = f"merge-base-other  the adapter was trained on {desk.folder}/tA, and tB has other tensors"
+    builders.lora_adapter(desk.folder / "loose", base="example-org/tiny-base")
     records = {}
-    for base in ("tA", "tB"):
-        done = desk.ok("merge", "tad", "--base", base, "--to", f"out-{base}", "--json").json
-        text = (desk.folder / f"out-{base}" / "merge.json").read_text()
+    for adapter, base, words in (
+        ("tad", "tA", (False, False)),
+        ("tad", "tB", (False, True)),
+        ("loose", "tA", (True, False)),
+    ):
+        said = desk.ok("merge", adapter, "--base", base, "--to", f"{adapter}-{base}")
+        assert (sentence in said.err, unlike in said.err) == words
+        text = (desk.folder / f"{adapter}-{base}" / "merge.json").read_text()
         assert str(desk.folder) not in text
-        records[base] = json.loads(text)
-        missing = done["facts"].keys() - records[base]["facts"].keys()
-        assert {"base_model"} <= missing <= {"base_model", "base_found", "local_paths", "device", "device_told"}
-    assert [one["base"] for one in records.values()] == [None, None]
-    assert records["tA"]["base_tensors"] != records["tB"]["base_tensors"]
-    assert records["tA"]["adapters"][0]["base_model"] == "<path>"
+        records[adapter, base] = json.loads(text)
+    right, wrong, loose = records.values()
+    assert loose["facts"].keys() - right["facts"].keys() == {"base_model"}
+    assert [one["base"] for one in records.values()] == [None, None, None]
+    assert right["base_tensors"] == loose["base_tensors"] != wrong["base_tensors"]
+    assert [one["adapters"][0]["base_model"] for one in (right, loose)] == ["<path>", "example-org/tiny-base"]
     desk.ok("push", "tA", "--name", "ta", "--remote", "team")
     desk.ok("merge", "tad", "--base", "ta@v1", "--to", "version", "--remote", "team")
     record = json.loads((desk.folder / "version" / "merge.json").read_text())
-    assert (record["base"], record["base_tensors"]) == ("ta@v1", records["tA"]["base_tensors"])
-
-
-def test_a_base_that_nothing_speaks_for_is_told_in_the_real_run(desk: Desk) -> None:
-    """A warning goes to stderr before the work; there is none where the adapter names this very folder."""
-    sentence = "warn: nothing in the adapter tells whether this base is the one it was trained on"
-    builders.lora_adapter(desk.folder / "loose", base="example-org/tiny-base")
-    assert sentence in desk.ok("merge", "loose", "--base", "tA", "--to", "one").err
-    assert sentence not in desk.ok("merge", "tad", "--base", "tA", "--to", "two").err
-    said = desk.ok("merge", "tad", "--base", "tB", "--to", "three").err
-    assert sentence not in said
-    assert f"merge-base-other  the adapter was trained on {desk.folder}/tA, and tB has other tensors" in said
+    assert (record["base"], record["base_tensors"]) == ("ta@v1", right["base_tensors"])
 
 
 def test_a_folder_that_the_adapter_names_is_compared(tmp_path: Path) -> None:
@@ -204,3 +210,23 @@ def test_a_folder_that_the_adapter_names_is_compared(tmp_path: Path) -> None:
     assert told.message == f"the adapter was trained on {first}, and b@v2 has other tensors"
     unread = look([adapter], other, weigh=False, here=False)
     assert (unread.outcome, unread.facts["base_identity"]) == ("accept", None)
+
+
+def test_a_folder_that_holds_a_version_is_that_version(desk: Desk) -> None:
+    """What was pulled is called by its name and number, and by the id of the Hub where its files lie there as well."""
+    desk.ok("push", "tA", "--name", "ta", "--remote", "team")
+    desk.ok("pull", "ta@v1", "pulled", "--remote", "team")
+    desk.ok("merge", "tad", "--base", "pulled", "--name", "x", "--remote", "team")
+    facts = sealed(desk, "x-merged-bf16").facts
+    assert (facts.base.id, facts.lineage[1].ref) == ("ta@v1", "ta@v1")
+    files: dict[str, tuple[int, str | None]] = {one.path: (one.size, one.sha256) for one in sealed(desk, "ta").files}
+    there = ModelSeen(id="acme/ta", commit="c" * 40, files=files)
+    beneath = Parent(ref="ta@v1", content=sealed(desk, "ta").content)
+    seen = look([desk.folder / "tad"], desk.folder / "pulled", weigh=False)
+    for ask, wanted in ((lambda *_: there, ("acme/ta", "c" * 40)), (lambda *_: ModelUnseen(why="no"), ("ta@v1", None))):
+        told, tried = base_of(
+            seen, Parent(ref="tad", content="sha256:1"), beneath, keep=False, ask=ask,
+            published=lambda *_: PublishedAs(ref="ta@v1", repo="acme/ta", tag="v1"),
+        )  # fmt: skip
+        assert ((told.id, told.revision), tried) == (wanted, [])
+        assert str(desk.folder) not in repr(told)

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from weighbridge.adapters.merge.values import DTYPES
 from weighbridge.adapters.target import free
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
+from weighbridge.registry.cli.catalogue import published_as
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
@@ -150,7 +152,7 @@ def _publish(
     with sides.asking(chosen) as ask:
         admission = papers.admit_merged(
             done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname(),
-            caches=cache_roots(os.environ), ask=ask,
+            caches=cache_roots(os.environ), ask=ask, published=partial(published_as, chosen),
         )  # fmt: skip
     return sides.publish_made(
         name, admission, papers.derivation(adapters, beneath, dtype), maker="merge", chosen=chosen, out=out

@@ -35,6 +35,7 @@ from weighbridge.registry.types import (
     LineageEdge,
     Models,
     Provenance,
+    Published,
     RunFacts,
     Value,
 )
@@ -99,18 +100,24 @@ def admit_merged(
     host: str,
     caches: Sequence[Path] = (),
     ask: Models | None = None,
+    published: Published | None = None,
 ) -> Admission:
-    """Return what is published of a merged folder; `caches` and `ask` may tell which model of the Hub the base is.
+    """Return what is published of a merged folder.
+
+    `caches`, `ask` and `published` may tell which model of the Hub the base is, as in `admit`.
 
     Raises what `admit` raises.
     """
     artifact = artifact_of(merged)
     licence = licence_of(look)
     first = look.adapters[0]
-    stated, tried = base_of(look, adapters[0], base, keep=policy.paths == "keep", caches=caches, ask=ask)
+    stated, tried = base_of(
+        look, adapters[0], base, keep=policy.paths == "keep", caches=caches, ask=ask, published=published
+    )
     root = Path(first.root)
     run = adapters[0].provenance.run if adapters[0].provenance is not None else run_of(root, "merge")
-    artifact = msgspec.structs.replace(artifact, base=stated)
+    # The licence is asked for by the name of the base, whatever that is.
+    artifact = msgspec.structs.replace(artifact, base=msgspec.structs.replace(stated, id=stated.id or base.ref))
     admission = admit(
         artifact, name=name, run=run, policy=policy, host=host, extra=tried, lookup=lambda _id, _revision: licence
     )
@@ -142,7 +149,14 @@ def admit_merged(
 
 
 def base_of(
-    look: Look, adapter: Parent, base: Parent, *, keep: bool, caches: Sequence[Path] = (), ask: Models | None = None
+    look: Look,
+    adapter: Parent,
+    base: Parent,
+    *,
+    keep: bool,
+    caches: Sequence[Path] = (),
+    ask: Models | None = None,
+    published: Published | None = None,
 ) -> tuple[BaseFacts, list[Finding]]:
     """Return the base that was merged into, and what was tried in vain where only its folder is known.
 
@@ -171,12 +185,18 @@ def base_of(
         why = claim.evidence or _GIVEN
         return msgspec.structs.replace(facts, id=recorded, revision=revision, evidence=why), []
     why = f"{_GIVEN}{_claimed(first, recorded, keep=keep)}"
-    if named:
-        return msgspec.structs.replace(facts, id=base.ref, evidence=why), []
-    proof = prove_base.prove(root, caches=caches, ask=ask)
+    # A version, or a folder that holds one, may lie on the Hub that is published to.
+    held = prove_base.pulled(root, published) if published is not None and (ask is not None or not named) else None
+    known = held.known if held is not None else None
+    proof = prove_base.Proof(None)
+    if known is not None or not named:
+        proof = prove_base.prove(root, caches=caches, ask=ask, known=known)
     if proof.evidence is not None:
         found = proof.evidence
         return msgspec.structs.replace(facts, id=found.value, revision=found.revision, evidence=found.why), []
+    if known is not None or named:
+        ref = base.ref if known is None else known.ref
+        return msgspec.structs.replace(facts, id=ref, evidence=why), []
     told = [prove_base.by_path(root, "base"), prove_base.unproven(root, "base", proof)]
     return msgspec.structs.replace(facts, id=root if keep else None, evidence=why), told
 
