@@ -64,12 +64,11 @@ def test_what_verify_names_mends_a_version_at_home(desk: Desk, key: str, mirrore
     follow(desk, fix)
     assert (desk.root / key).read_bytes() == whole
     assert desk.ok("verify", f"{NAME}@v1").out.endswith("sound\n")
-    if key != layout.manifest(NAME, 1):
-        (desk.root / key).unlink()
-        (fix,) = fixes(desk)
-        assert "delete" not in fix
-        follow(desk, fix)
-        assert (desk.root / key).read_bytes() == whole
+    (desk.root / key).unlink()
+    (fix,) = fixes(desk)
+    assert "delete" not in fix
+    follow(desk, fix)
+    assert (desk.root / key).read_bytes() == whole
 
 
 def test_a_push_tells_what_it_put_back_and_what_it_cannot(desk: Desk) -> None:
@@ -83,6 +82,14 @@ def test_a_push_tells_what_it_put_back_and_what_it_cannot(desk: Desk) -> None:
     assert (said.code, (desk.root / CONFIG).read_bytes()) == (5, b"{}")
     assert 'fix: registry withdraw chg@v1 --reason "...", then registry push source --name chg --again' in said.err
     assert f"or delete {CONFIG} on the remote and repeat" in said.err
+    manifest = desk.root / layout.manifest(NAME, 1)
+    whole = manifest.read_bytes()
+    for torn in (b"torn", whole.replace(b"weighbridge/manifest/1", b"weighbridge/manifest/3"), whole[:-1] + b" }"):
+        spoil(manifest, torn)
+        error = desk.registry("push", "source", "--name", NAME, "--json").error
+        assert error["fix"].startswith(f"delete {layout.manifest(NAME, 1)} on the remote")
+        assert desk.registry("pull", f"{NAME}@v1", "x", "--json").error["fix"] == f"registry verify {NAME}@v1"
+    spoil(manifest, whole)
     desk.ok("withdraw", f"{NAME}@v1", "--reason", "damaged")
     assert desk.ok("push", "source", "--name", NAME, "--again").out == "chg@v2\n"
 

@@ -127,7 +127,7 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
         again = f"registry mirror {ref} --remote {source} --to {here}"
 
     def cure(wrong: Finding) -> str:
-        if wrong.code == "file-missing":
+        if not (wrong.fix or "").startswith("delete "):
             return look + again
         key = wrong.subject if wrong.code == "manifest-damaged" else layout.version(name, n, wrong.subject)
         return f"{look}delete {shown(key)} on {here}, then: {again}"

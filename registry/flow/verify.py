@@ -88,8 +88,12 @@ def verify_version(
         manifest = checked_manifest(remote, name, n, manifest_sha256)
     except IntegrityError as error:
         subject = error.what.split(" ", 1)[0]
-        wrong = finding("manifest-damaged", subject, f"{error.what}: {error.why}", _replace(name, n, "manifest.json"))
-        return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
+        return _unreadable(subject, f"{error.what}: {error.why}", _replace(name, n, "manifest.json"))
+    except NotFoundError:
+        key = layout.manifest(name, n)
+        if manifest_sha256 is None or once.look(remote, key) is not None:
+            raise
+        return _unreadable(key, f"{key} is missing, though the team was told of it", _put_back(name))
     if reading != "all":
         remote.learn()
     if begin is not None:
@@ -116,6 +120,11 @@ def verify_version(
     found += _rendered(remote, folder, manifest, card_sha256)
     levels = Counter(look.level for look in looks if look.level is not None)
     return _checked(manifest, found, manifest.files, levels=levels)
+
+
+def _unreadable(key: str, words: str, fix: str) -> Checked:
+    wrong = finding("manifest-damaged", key, words, fix)
+    return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
 
 
 def _put_back(name: str) -> str:
