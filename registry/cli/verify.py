@@ -120,9 +120,10 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
     source = sound or maybe or "HOME"
     if at_home:
         folder = f"{name}-v{n}"
-        again = (
-            f"registry pull {ref} {folder} --remote {source} && registry push {folder} --name {name} --remote {here}"
-        )
+        push = f"registry push {folder} --name {name} --remote {here}"
+        if found.remote.properties.commits:  # a commit is not changed any more
+            push = f'registry withdraw {ref} --remote {here} --reason "..." && {push} --again'
+        again = f"registry pull {ref} {folder} --remote {source} && {push}"
     else:
         again = f"registry mirror {ref} --remote {source} --to {here}"
 
