@@ -17,15 +17,21 @@ WEIGHTS = layout.version(NAME, 1, "adapter_model.safetensors")
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """Return a desk with a mirror, and one version that was pushed from a folder."""
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """Return a desk with a mirror."""
     desk = Desk(tmp_path, monkeypatch)
     (tmp_path / "backup").mkdir()
     with desk.config.open("a") as stream:
         stream.write(f'[remotes.backup]\nurl = "{tmp_path}/backup"\nmax_age = "1h"\n')
     monkeypatch.setenv("WEIGHBRIDGE_REMOTE", "team")
-    desk.ok("push", lora_adapter(tmp_path / "source", seed=1), "--name", NAME)
     return desk
+
+
+@pytest.fixture
+def desk(bare: Desk) -> Desk:
+    """Return a desk with a mirror, and one version that was pushed from a folder."""
+    bare.ok("push", lora_adapter(bare.folder / "source", seed=1), "--name", NAME)
+    return bare
 
 
 def spoil(file: Path, body: bytes) -> None:
@@ -51,7 +57,7 @@ def follow(desk: Desk, fix: str) -> None:
         desk.ok(*command.split()[1:])
 
 
-@pytest.mark.parametrize("key", [CONFIG, WEIGHTS, layout.manifest(NAME, 1)])
+@pytest.mark.parametrize("key", [CONFIG, layout.manifest(NAME, 1)])
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_what_verify_names_mends_a_version_at_home(desk: Desk, key: str, mirrored: bool) -> None:
     """A lost object is put back by pushing the same bytes, a damaged one when it was deleted before."""
@@ -64,12 +70,11 @@ def test_what_verify_names_mends_a_version_at_home(desk: Desk, key: str, mirrore
     follow(desk, fix)
     assert (desk.root / key).read_bytes() == whole
     assert desk.ok("verify", f"{NAME}@v1").out.endswith("sound\n")
-    if key != layout.manifest(NAME, 1):
-        (desk.root / key).unlink()
-        (fix,) = fixes(desk)
-        assert "delete" not in fix
-        follow(desk, fix)
-        assert (desk.root / key).read_bytes() == whole
+    (desk.root / key).unlink()
+    (fix,) = fixes(desk)
+    assert "delete" not in fix
+    follow(desk, fix)
+    assert (desk.root / key).read_bytes() == whole
 
 
 def test_a_push_tells_what_it_put_back_and_what_it_cannot(desk: Desk) -> None:
@@ -83,6 +88,14 @@ def test_a_push_tells_what_it_put_back_and_what_it_cannot(desk: Desk) -> None:
     assert (said.code, (desk.root / CONFIG).read_bytes()) == (5, b"{}")
     assert 'fix: registry withdraw chg@v1 --reason "...", then registry push source --name chg --again' in said.err
     assert f"or delete {CONFIG} on the remote and repeat" in said.err
+    manifest = desk.root / layout.manifest(NAME, 1)
+    whole = manifest.read_bytes()
+    for torn in (b"torn", whole.replace(b"weighbridge/manifest/1", b"weighbridge/manifest/3"), whole[:-1] + b" }"):
+        spoil(manifest, torn)
+        error = desk.registry("push", "source", "--name", NAME, "--json").error
+        assert error["fix"].startswith(f"delete {layout.manifest(NAME, 1)} on the remote")
+        assert desk.registry("pull", f"{NAME}@v1", "x", "--json").error["fix"] == f"registry verify {NAME}@v1"
+    spoil(manifest, whole)
     desk.ok("withdraw", f"{NAME}@v1", "--reason", "damaged")
     assert desk.ok("push", "source", "--name", NAME, "--again").out == "chg@v2\n"
 
@@ -114,17 +127,17 @@ def test_a_copy_that_nobody_compared_is_not_called_sound(desk: Desk) -> None:
     assert fixes(desk)[0].startswith(f"registry verify {NAME}@v1 --remote backup tells whether its copy is sound; ")
 
 
-def test_what_lies_in_the_cache_names_the_variable_that_moves_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_in_the_cache_names_the_variable_that_moves_it(bare: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full or closed cache was named by nobody: the fix says how to put it elsewhere."""
     for error, words in (
-        (DiskFullError(f"there is no room to stage in {desk.cache}/stage/x", fix="f"), "with more room"),
-        (disk.translate(OSError(errno.EROFS, "read-only", f"{desk.cache}/merge"), "cannot make it"), "can write to"),
-        (OSError(errno.EROFS, "Read-only file system", f"{desk.cache}/x"), "can write to"),
-        (DiskFullError(f"there is no room in {desk.cache}2/x", fix="free some space"), None),
+        (DiskFullError(f"there is no room to stage in {bare.cache}/stage/x", fix="f"), "with more room"),
+        (disk.translate(OSError(errno.EROFS, "read-only", f"{bare.cache}/merge"), "cannot make it"), "can write to"),
+        (OSError(errno.EROFS, "Read-only file system", f"{bare.cache}/x"), "can write to"),
+        (DiskFullError(f"there is no room in {bare.cache}2/x", fix="free some space"), None),
     ):
         with monkeypatch.context() as patch:
             patch.setattr("weighbridge.registry.cli.push.begin", raising(error))
-            said = desk.registry("push", "source", "--name", NAME, "--json")
+            said = bare.registry("push", "source", "--name", NAME, "--json")
         assert said.error["fix"].endswith(words or "free some space")
         assert ("WEIGHBRIDGE_CACHE" in said.error["fix"]) == (words is not None)
 
@@ -148,18 +161,19 @@ def test_a_file_too_many_in_a_pulled_folder_is_to_be_removed(desk: Desk) -> None
     desk.ok("verify", "./model")
 
 
-def test_a_dangling_link_is_named_with_its_place(desk: Desk) -> None:
+def test_a_dangling_link_is_named_with_its_place(bare: Desk) -> None:
     """What it points to is said, and what to do."""
-    (desk.folder / "source" / "merges.txt").symlink_to("/nowhere/merges.txt")
-    error = desk.registry("push", "source", "--name", NAME, "--json").error
+    lora_adapter(bare.folder / "source", seed=1)
+    (bare.folder / "source" / "merges.txt").symlink_to("/nowhere/merges.txt")
+    error = bare.registry("push", "source", "--name", NAME, "--json").error
     assert error["message"] == "merges.txt is a link to nothing"
     assert "source/merges.txt points to /nowhere/merges.txt" in error["why"]
     assert error["fix"] == "put the file there, or remove the link"
 
 
-def test_a_configuration_that_cannot_be_written_names_the_folder(desk: Desk) -> None:
+def test_a_configuration_that_cannot_be_written_names_the_folder(bare: Desk) -> None:
     """Nobody is told of a temporary file that they have not named."""
-    error = desk.registry("init", "--path", "/proc/x.toml", "--json").error
+    error = bare.registry("init", "--path", "/proc/x.toml", "--json").error
     assert error["message"] == "cannot write /proc/x.toml"
     assert ".weighbridge-" not in str(error)
     assert error["fix"]

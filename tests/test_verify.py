@@ -183,3 +183,14 @@ def test_a_source_that_changed_since_is_named(shelf: Shelf, tmp_path: Path) -> N
     note = Finding(code="private-path-rewritten", severity="note", subject="adapter_config.json", message="m")
     told = manifest_of(payload(1), facts(findings=[note]))
     assert codes(verify.verify_source(tmp_path, told).findings) == codes(found)[1:]
+
+
+def test_a_commit_is_not_mended_but_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a version is one commit, the fix is another number; elsewhere the lost file is put back."""
+    shelf.remote.delete(layout.version(NAME, 1, WEIGHTS))
+    (lost,) = verify.verify_version(shelf.remote, NAME, 1).findings
+    assert str(lost.fix).startswith(f"registry push FOLDER --name {NAME}")
+    commits = shelf.remote.properties._replace(commits=True)
+    monkeypatch.setattr(MemoryRemote, "properties", commits)
+    (lost,) = verify.verify_version(shelf.remote, NAME, 1).findings
+    assert str(lost.fix).startswith(f"registry withdraw {NAME}@v1")

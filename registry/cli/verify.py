@@ -121,14 +121,15 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
     source = sound or maybe or "HOME"
     if at_home:
         folder = f"{name}-v{n}"
-        again = (
-            f"registry pull {ref} {folder} --remote {source} && registry push {folder} --name {name} --remote {here}"
-        )
+        push = f"registry push {folder} --name {name} --remote {here}"
+        if found.remote.properties.commits:  # a commit is not changed any more
+            push = f'registry withdraw {ref} --remote {here} --reason "..." && {push} --again'
+        again = f"registry pull {ref} {folder} --remote {source} && {push}"
     else:
         again = f"registry mirror {ref} --remote {source} --to {here}"
 
     def cure(wrong: Finding) -> str:
-        if wrong.code == "file-missing":
+        if not (wrong.fix or "").startswith("delete "):
             return look + again
         key = wrong.subject if wrong.code == "manifest-damaged" else layout.version(name, n, wrong.subject)
         return f"{look}delete {shown(key)} on {here}, then: {again}"

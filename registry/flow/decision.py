@@ -55,7 +55,11 @@ def judged(remote: Remote, name: str, n: int, stored: bytes | None) -> Manifest:
             why="its number is claimed, its files are still on their way" if claimed else None,
             fix=f"registry ls {name} --all",
         )
-    found = decided(stored, key)
+    try:
+        found = decided(stored, key)
+    except IntegrityError as error:
+        error.fix = error.fix or f"registry verify {name}@v{n}"
+        raise
     if isinstance(found, Void):
         raise NotFoundError(
             f"{name}@v{n} was given up", why=f"{found.reason} (by {found.by})", fix=f"registry ls {name}"

@@ -150,6 +150,9 @@ def _compare_with_claim(remote: Remote, name: str, n: int, stored: bytes, expect
         claim = once.look(remote, layout.claim(name, n))
         document = parse_json(claim, layout.claim(name, n)) if claim is not None else {}
         text = document.get("manifest") if isinstance(document, dict) else None
+    except IntegrityError as error:
+        error.fix = error.fix or fix
+        raise
     except UsageError as error:
         # A flipped bit can make it look like a later format; only an unchanged one may say so.
         raise IntegrityError(f"{key} is damaged", why=error.why, fix=fix) from error

@@ -91,8 +91,12 @@ def verify_version(
         manifest = checked_manifest(remote, name, n, manifest_sha256)
     except IntegrityError as error:
         subject = error.what.split(" ", 1)[0]
-        wrong = finding("manifest-damaged", subject, f"{error.what}: {error.why}", _replace(name, n, "manifest.json"))
-        return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
+        return _unreadable(subject, f"{error.what}: {error.why}", _replace(remote, name, n, "manifest.json"))
+    except NotFoundError:
+        key = layout.manifest(name, n)
+        if manifest_sha256 is None or once.look(remote, key) is not None:
+            raise
+        return _unreadable(key, f"{key} is missing, though the team was told of it", _put_back(remote, name, n))
     if reading != "all" and registry is not None:
         with suppress(UsageError):
             check_writer(registry)
@@ -112,7 +116,9 @@ def verify_version(
         look = _compare(remote, folder + file.path, file, there.get(file.path), reading=reading, progress=progress)
         if look.wrong is None:
             return look
-        again = _put_back(name) if look.wrong.code == "file-missing" else _replace(name, n, file.path)
+        again = (
+            _put_back(remote, name, n) if look.wrong.code == "file-missing" else _replace(remote, name, n, file.path)
+        )
         return look._replace(wrong=msgspec.structs.replace(look.wrong, fix=again))
 
     with ThreadPoolExecutor(max(1, remote.properties.parallel), thread_name_prefix="verify") as pool:
@@ -123,18 +129,27 @@ def verify_version(
     return _checked(manifest, found, manifest.files, levels=levels)
 
 
-def _put_back(name: str) -> str:
+def _unreadable(key: str, words: str, fix: str) -> Checked:
+    wrong = finding("manifest-damaged", key, words, fix)
+    return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
+
+
+def _put_back(remote: Remote, name: str, n: int) -> str:
+    """Return what brings back a file that is lost, by whoever has the folder."""
+    if remote.properties.commits:  # a commit is not changed any more
+        return f'registry withdraw {name}@v{n} --reason "...", then registry push FOLDER --name {name} --again'
     return f"registry push FOLDER --name {name}, with the folder it was published from, puts back just these bytes"
 
 
-def _replace(name: str, n: int, path: str) -> str:
+def _replace(remote: Remote, name: str, n: int, path: str) -> str:
     """Return what helps against an object with other bytes, as nothing that lies there is ever overwritten."""
-    key = layout.version(name, n, path)
-    return f"delete {shown(key)} on the remote, then: {_put_back(name)}" + (
-        ""
-        if path == "manifest.json"
-        else f'; or registry withdraw {name}@v{n} --reason "..." and that push with --again: a new number'
-    )
+    again = _put_back(remote, name, n)
+    if remote.properties.commits:
+        return again
+    way = f"delete {shown(layout.version(name, n, path))} on the remote, then: {again}"
+    if path == "manifest.json":
+        return way
+    return f'{way}; or registry withdraw {name}@v{n} --reason "..." and that push with --again: a new number'
 
 
 def _claim(remote: Remote, name: str, n: int, manifest: Manifest, told: str | None) -> list[Finding]:
