@@ -20,6 +20,7 @@ from weighbridge.registry.cli import push
 from weighbridge.registry.cli.judging import judge
 from weighbridge.registry.cli.main import main
 from weighbridge.registry.cli.wish import Wish
+from weighbridge.registry.errors import RefusedError, describe
 from weighbridge.registry.types import ModelSeen, ModelUnseen
 asked, loud = [], []
 threading.excepthook = loud.append
@@ -42,7 +43,13 @@ for one, word in ((odd, chr(0xD800)), (large, 1 << 70)):
     one.listen(lambda repo, revision, word=word: ModelSeen(repo, "c0", card={"a": word}))
 admission, name = there.found()
 _, own, _ = judge(good, chosen, values=0, ask=ask)
-lost = [one.found() for one in (nothing, cut, odd, large)] == [None] * 4
+lost = [one.found() for one in (cut, odd, large)] == [None] * 3
+met = []
+for look in (nothing.found, lambda: judge(empty, chosen, values=0, ask=ask)):
+    try:
+        look()
+    except RefusedError as error:
+        met.append(describe(error))
 for one in (there, nothing, cut, odd, large):
     one.end()
 begun = []
@@ -53,7 +60,7 @@ try:
 except ChildProcessError:
     left = None
 ended = [code, begun[0] is not None, left, begun[0]._line.closed]
-print(json.dumps([name, len(admission.files), admission == own, lost, refused, asked, len(loud), ended]))
+print(json.dumps([name, len(admission.files), admission == own, lost, refused, asked, len(loud), ended, met]))
 """
 
 
@@ -82,16 +89,19 @@ def test_the_whole_command_says_the_same_again(wish: Wish) -> None:
 
 
 def test_a_copy_finds_what_the_command_would_find(tmp_path: Path) -> None:
-    """It asks about the base through the command; one that failed or was told what cannot be told gives none, quietly.
+    """It asks about the base through the command, and hands over what it refuses.
 
-    None outlives a command whose remote cannot be opened.
+    One that was ended, could not begin, or was told what cannot be told gives nothing, quietly; none outlives a command
+    whose remote cannot be opened.
     """
     lora_adapter(tmp_path / "good", seed=1)
     (tmp_path / "empty").mkdir()
     found = run(LOOKED, os.environ, str(tmp_path / "good"), str(tmp_path / "empty"))
-    name, files, same, lost, refused, asked, loud, ended = found
+    name, files, same, lost, refused, asked, loud, ended, met = found
     assert (name, same, lost, refused) == ("sft", True, True, True)
     assert files > 1
     assert len(asked) == 2
     assert loud == 0
     assert ended == [2, True, None, True]
+    assert met[0] == met[1]
+    assert "nothing that can be published" in met[0]["message"]

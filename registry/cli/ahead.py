@@ -1,8 +1,8 @@
 """A look at a folder in a copy of this process, while this one loads what speaks to the remote.
 
 Most of what a small `registry push` costs is loading, and neither half needs the other: what looks at a folder, and
-what talks to a remote. Nothing depends on the copy. What it does not hand over - it met an error, or found what no
-other process can hold - is looked at here.
+what talks to a remote. Nothing depends on the copy. What it does not hand over - it met what is no error of ours, or
+found what no other process can hold - is looked at here.
 """
 
 import os
@@ -10,12 +10,13 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from typing import IO, Final, NamedTuple, cast
+from typing import IO, Any, Final, NamedTuple, cast
 
 import msgspec
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli.wish import Wish
+from weighbridge.registry.errors import WeighbridgeError, describe
 from weighbridge.registry.flow.admission import Admission
 from weighbridge.registry.parent import end_with
 from weighbridge.registry.shell import load
@@ -27,12 +28,13 @@ _LENGTH: Final = 8
 
 
 class Told(NamedTuple):
-    """What the copy says: a question about a model, or what it found."""
+    """What the copy says: a question about a model, what it found, or the error that it met, described."""
 
     repo: str = ""
     revision: str | None = None
     found: Admission | None = None
     name: str = ""
+    error: dict[str, Any] | None = None
 
 
 class Answer(NamedTuple):
@@ -49,6 +51,7 @@ class Looker:
         self._pid = pid
         self._line = line
         self._found: tuple[Admission, str] | None = None
+        self._error: dict[str, Any] | None = None
         self._listener: threading.Thread | None = None
 
     def listen(self, ask: Models | None) -> None:
@@ -57,9 +60,14 @@ class Looker:
         self._listener.start()
 
     def found(self) -> tuple[Admission, str] | None:
-        """Wait for what is to be published, and under which name; None where that is not known from here."""
+        """Wait for what is to be published, and under which name; None where that is not known from here.
+
+        Raises what the copy met.
+        """
         if self._listener is not None:
             self._listener.join()
+        if self._error is not None:
+            raise load("weighbridge.registry.control:rebuild")(self._error)
         return self._found
 
     def end(self) -> None:
@@ -78,7 +86,8 @@ class Looker:
                 if told.found is not None:
                     self._found = told.found, told.name
                     return
-                if ask is None:
+                self._error = told.error
+                if ask is None or told.error is not None:
                     return
                 said = ask(told.repo, told.revision)
                 seen, unseen = (said, None) if isinstance(said, ModelSeen) else (None, said)
@@ -110,7 +119,7 @@ def begin(wish: Wish, chosen: RemoteSettings) -> Looker | None:
 
 
 def _look(to: socket.socket, wish: Wish, chosen: RemoteSettings) -> None:
-    """Judge the folder and tell what was found. Errors are told by whoever looks again."""
+    """Judge the folder and tell what was found, or which error of ours was met; others are met by who looks again."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -124,7 +133,11 @@ def _look(to: socket.socket, wish: Wish, chosen: RemoteSettings) -> None:
 
     asked: Models | None = ask if chosen.url.startswith("hf://") else None
     with suppress(Exception):
-        _, admission, name = load(JUDGE)(wish, chosen, values=0, ask=asked)
+        try:
+            _, admission, name = load(JUDGE)(wish, chosen, values=0, ask=asked)
+        except WeighbridgeError as error:
+            _say(line, Told(error=describe(error)))
+            return
         if not admission.made:  # what is made out of files is more than values
             _say(line, Told(found=admission, name=name))
 
