@@ -24,6 +24,7 @@ from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import check_key, check_name, shown
 from weighbridge.registry.remotes.links import Links, is_stage
 from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
+from weighbridge.registry.remotes.source import changed, opened
 
 _NONCE: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _YOUNG: Final = 60.0
@@ -88,10 +89,10 @@ class DirectoryRemote:
         final = self._links.final(key)
         with disk.speaking(f"cannot store {shown(key)}"):
             self._links.refuse_taken(key, final)
-            with _opened(source) as reading:
+            with opened(source) as reading:
                 found = os.fstat(reading)
                 if found.st_size != size:
-                    raise _changed(source, f"it has {found.st_size} bytes, expected were {size}")
+                    raise changed(source, f"it has {found.st_size} bytes, expected were {size}")
                 if self._is_staged(source, found):
                     self._links.seal(reading)
                     self._links.link(source, final, key)
@@ -101,9 +102,9 @@ class DirectoryRemote:
                 with self._links.part(key, size) as (part, descriptor):
                     copied, digest = disk.copy_hashing(reading, descriptor, limit=size, progress=progress)
                     if copied != size:
-                        raise _changed(source, f"{copied} bytes were read, expected were {size}")
+                        raise changed(source, f"{copied} bytes were read, expected were {size}")
                     if digest != sha256:
-                        raise _changed(source, f"its sha256 is {digest[:12]}, expected was {sha256[:12]}")
+                        raise changed(source, f"its sha256 is {digest[:12]}, expected was {sha256[:12]}")
                     self._links.seal(descriptor)
                     self._links.link(part, final, key)
 
@@ -264,26 +265,6 @@ class DirectoryRemote:
         for entry in _entries(self._root / layout.MODELS):
             if entry.is_dir(follow_symlinks=False):
                 yield Path(entry.path) / "_wb" / "stage"
-
-
-@contextmanager
-def _opened(source: Path) -> Iterator[int]:
-    try:
-        descriptor = disk.open_source(source)
-    except FileNotFoundError as error:
-        raise errors.VanishedError(f"{shown(source.name)} is gone", why=f"{shown(str(source))} went away") from error
-    except OSError as error:
-        raise disk.translate(error, f"cannot read {shown(str(source))}") from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _changed(source: Path, why: str) -> errors.SourceChangedError:
-    return errors.SourceChangedError(
-        f"{shown(source.name)} changed while it was read", why=why, fix="wait until its writer is done, then repeat"
-    )
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

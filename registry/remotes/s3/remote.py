@@ -34,7 +34,7 @@ from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_sensele
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
 from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Buffers, Reader
-from weighbridge.registry.remotes.s3.source import changed, opened, whole
+from weighbridge.registry.remotes.source import changed, opened, whole
 
 SINGLE: Final = 16 << 20
 """Files up to this size are sent in one request."""
