@@ -45,8 +45,7 @@ def _whole() -> int:
 
 
 def _run(arguments: list[str] | tuple[str, ...] | None) -> int:
-    for module in ("weighbridge.registry.shell", "weighbridge.registry.cli.group"):
-        __import__(module)
-    shell, group = sys.modules["weighbridge.registry.shell"], sys.modules["weighbridge.registry.cli.group"]
-    code: int = shell.run(group.registry, "registry", arguments)
-    return code
+    from weighbridge.registry import shell  # noqa: PLC0415 - an interrupt in here is no traceback
+    from weighbridge.registry.cli import group  # noqa: PLC0415
+
+    return shell.run(group.registry, "registry", arguments)
