@@ -20,7 +20,7 @@ from weighbridge.config.places import cache_dir
 from weighbridge.registry import disk
 from weighbridge.registry.refs import shown
 
-LEFTOVER_AFTER: Final = 3600.0
+LEFTOVER_AFTER: Final = 2 * 86_400.0
 """Seconds in which nothing changed in a copy whose lock cannot be seen from here, after which its command is dead."""
 FREE_AFTER: Final = 10.0
 """The same of a copy of this machine that nobody holds: it is free for a moment when it is made and when it is sent.

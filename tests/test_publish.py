@@ -68,11 +68,12 @@ def test_a_version_comes_out(remote: Remote, registry: Registry, tmp_path: Path)
 def test_copies_that_killed_commands_left_go(tmp_path: Path) -> None:
     """Whoever stages in the user's cache removes what nobody holds any more; what is being sent is held.
 
-    Of this machine that shows within seconds; a copy of another one, whose lock is not seen here, is left for an hour.
+    Of this machine that shows within seconds; a copy of another one, whose lock is not seen here, is left for two days.
     """
     root = stages.root(os.environ)
     ours = {name: stages.place_of(os.environ, name) for name in ("retried", "held", "begun")}
-    ages = {ours["retried"]: 61, ours["held"]: 61, ours["begun"]: -60, root / "other": 61, root / "dead": 3601}
+    ages: dict[Path, float] = {ours["retried"]: 61, ours["held"]: 61, ours["begun"]: -60, root / "other": 3601}
+    ages[root / "dead"] = stages.LEFTOVER_AFTER + 1
     for place in ages:
         (place / "sub").mkdir(parents=True)
         (place / "sub" / "weights").write_bytes(b"x")
