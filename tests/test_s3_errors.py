@@ -4,6 +4,7 @@ import datetime as dt
 import inspect
 import socket
 import string
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from weighbridge.config.load import read_text, remote_settings
 from weighbridge.registry import errors
 from weighbridge.registry.flow.marker import open_registry
 from weighbridge.registry.remotes.protocol import Remote
+from weighbridge.registry.remotes.s3 import client
 from weighbridge.registry.remotes.s3.client import Pace, place_of
 from weighbridge.registry.remotes.s3.errors import CLASSES, CODES, translate
 from weighbridge.registry.remotes.s3.remote import S3Remote, open_s3
@@ -292,3 +294,24 @@ def test_silence_is_bounded() -> None:
         assert "no answer came within 0.2 s" in f"{caught.value.why}"
         assert remote.link.counts == {"get_object": 1}
         remote.close()
+
+
+def test_requests_that_hang_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request that is given up keeps a thread until it ends by itself: beside so many no other is begun."""
+    servers.credentials(monkeypatch)
+    monkeypatch.setattr(client, "HANGING_MAX", 2)
+    before = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = Server(f"http://127.0.0.1:{listener.getsockname()[1]}", "registry").place("x", patience=0.2)
+        remote = S3Remote(place._replace(connect_timeout=60.0))
+        told = []
+        for _ in range(4):
+            with pytest.raises(errors.UnreachableError) as caught:
+                remote.read("a")
+            told.append(f"{caught.value.why}")
+        hanging = [thread for thread in set(threading.enumerate()) - before if thread.name == "s3-first"]
+        assert ["earlier requests still hang" in why for why in told] == [False, False, True, True], told
+        assert len(hanging) == 2
+    for thread in hanging:
+        thread.join(30)
+    remote.close()

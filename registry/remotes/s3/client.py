@@ -46,6 +46,8 @@ command gives less, because a person waits for it.
 CONNECTIONS: Final = 32
 DOUBTS: Final = 2
 """Times that a strange refusal over plain http is asked for again."""
+HANGING_MAX: Final = 8
+"""First requests that may hang at once after they were given up, before no other is begun."""
 ASK_FROM: Final = 1 << 20
 """Bytes of a body from which on the store may refuse a request before it is sent."""
 ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -191,6 +193,7 @@ class Connection:
         self.patience = 0.1
         self._client: Any = None
         self._answered = False
+        self._hanging: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._date: tuple[float, float] | None = None
         self._proven = False
@@ -259,8 +262,11 @@ class Connection:
         """Return what a request returns or raises, if it does so while the place is patient.
 
         Timeouts of sockets do not bound this: a name can have many addresses where nobody answers, its look-up can
-        hang, and bytes can come one a second. The thread ends by itself; no command waits for it.
+        hang, and bytes can come one a second. The thread ends by itself; no command waits for it, and a daemon has few.
         """
+        self._hanging = [thread for thread in self._hanging if thread.is_alive()]
+        if len(self._hanging) >= HANGING_MAX:
+            raise self._silent(f"{len(self._hanging)} earlier requests still hang")
         ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
         def run() -> None:
@@ -269,19 +275,20 @@ class Connection:
             except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
                 ended.put((None, error))
 
-        threading.Thread(target=run, name="s3-first", daemon=True).start()
+        thread = threading.Thread(target=run, name="s3-first", daemon=True)
+        thread.start()
         try:
             answer, error = ended.get(timeout=self.place.patience)
         except Empty:
-            raise errors.UnreachableError(
-                f"{shown(self.place.url)} cannot be reached",
-                why=f"no answer came within {self.place.patience:g} s",
-                fix=SILENT,
-                remote=self.place.url,
-            ) from None
+            self._hanging.append(thread)
+            raise self._silent(f"no answer came within {self.place.patience:g} s") from None
         if error is not None:
             raise error
         return answer
+
+    def _silent(self, why: str) -> errors.UnreachableError:
+        what = f"{shown(self.place.url)} cannot be reached"
+        return errors.UnreachableError(what, why=why, fix=SILENT, remote=self.place.url)
 
     def key(self, key: str) -> str:
         """Return where a key of the remote lies in the bucket."""
