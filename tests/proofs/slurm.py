@@ -119,6 +119,22 @@ class Stand(NamedTuple):
         until(lambda: "running on" in (self.merge().get("reason") or ""), 40, f"the job to be seen; {self._told()}")
         return found[0]
 
+    def swell(self, limit: int) -> None:
+        """Stop the job's process when it holds more than so many bytes: Slurm looks at its memory once in a second."""
+
+        def look() -> bool:
+            process = slurm.batch_process(self.yard.folder)
+            try:
+                held = int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            except (OSError, IndexError):
+                return False
+            if process is not None and held > limit:
+                os.kill(process, signal.SIGSTOP)
+                return True
+            return False
+
+        until(look, 40, "the job to take memory", every=0.002)
+
     def command(self, *arguments: str) -> Any:
         """Run `registryd merges` with JSON."""
         done = self.yard.run([str(BIN / "registryd"), "merges", *arguments, "--json"])
@@ -437,6 +453,7 @@ def overrun(stand: Stand) -> None:
     stand.configure(memory="20 MB")
     with stand.yard.daemon() as process:
         stand.adapter()
+        stand.swell(20 << 20)
         stand.until_state("blocked", 60)
         told = stand.problem()
         expect("memory limit" in told, told)  # one of two lines is the last
