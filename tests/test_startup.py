@@ -124,7 +124,8 @@ def test_the_configuration_is_light(yard: Yard) -> None:
 def test_an_interrupt_during_the_first_imports_is_no_traceback(module: str) -> None:
     """From the first import of the entry point on, an interrupt ends with 130 and one word."""
     probe = f"""
-import os, sys
+import os, sys, _signal
+_signal.signal(2, _signal.default_int_handler)  # whoever runs the tests may ignore interrupts, and that is inherited
 sys.path[:0] = {sys.path!r}
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
