@@ -77,7 +77,7 @@ def test_a_command_says_what_why_and_what_to_do(
     objects, uploads = world.bucket()
     left = {key for key, _ in objects - before[0] if "/_wb/probe/" not in key}
     assert before[0] <= objects
-    assert uploads == before[1] == 0
+    assert uploads == before[1]
     if case.title in LATE:
         assert not any(key.endswith("/manifest.json") for key in left), "no version can be seen"
         assert any("/_wb/claims/" in key for key in left), "the claim stands, as docs/formats.md says"

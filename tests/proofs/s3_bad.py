@@ -62,8 +62,9 @@ class Run:
                 self._command(case, command, min(1, wanted) if command == "doctor" else wanted, env, model)
         objects, uploads = self.world.bucket()
         left = {key for key, _ in objects - before[0] if "/_wb/probe/" not in key}
-        if not before[0] <= objects or uploads > before[1] or any(key.endswith("/manifest.json") for key in left):
-            self._fault(case, "push", f"something is half published: {sorted(left)}, {uploads} unfinished uploads")
+        if not before[0] <= objects or not uploads <= before[1] or any(key.endswith("/manifest.json") for key in left):
+            begun = sorted(uploads - before[1])
+            self._fault(case, "push", f"something is half published: {sorted(left)}, unfinished uploads: {begun}")
         if any("/_wb/claims/" not in key and "catalog/feed/" not in key and "/v1/" not in key for key in left):
             self._fault(case, "push", f"left behind: {sorted(left)}")
 
