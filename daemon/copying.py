@@ -25,12 +25,14 @@ def stage(
     mode, nonce = settings.staging, secrets.token_hex(16)
     place: Path | None = None
     own = always = False
+    part = 0
     if mode != "direct":
         try:
             opened = homes.get(home)
             opened.confirm()
             always = opened.remote.properties.commits
             place = opened.remote.stage(name, nonce)
+            part = opened.remote.properties.part
         except errors.WeighbridgeError as error:
             if not keeps_out(error):
                 raise
@@ -58,6 +60,7 @@ def stage(
                 made=admission.made,
                 inputs=admission.inputs,
                 reserve=reserve,
+                part=part,
                 progress=moved,
             )
         except errors.DiskFullError:
@@ -69,7 +72,7 @@ def stage(
             why="what comes out of torch pickles and rank files is written to the staging folder first",
             fix="raise [daemon] staging_max, or set staging = 'auto'",
         )
-    return staging.stage(admission.files, None, mode="direct", transform=admission.transform, progress=moved)
+    return staging.stage(admission.files, None, mode="direct", transform=admission.transform, part=part, progress=moved)
 
 
 def _fits(settings: DaemonSettings, needed: int) -> bool:

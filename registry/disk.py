@@ -8,9 +8,11 @@ import ctypes
 import errno
 import functools
 import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
 
@@ -165,21 +167,32 @@ def _pass(
     source: int, target: int | None, limit: int | None, progress: Progress | None, see: See | None
 ) -> tuple[int, str]:
     digest = hashlib.sha256()
-    store = bytearray(CHUNK)
-    buffer = memoryview(store)
+    stores = bytearray(CHUNK), bytearray(CHUNK)
+    hashing: Future[None] | None = None
     total = 0
     os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    while count := os.readv(source, [buffer]):
-        digest.update(buffer[:count])
-        if target is not None:
-            write_all(target, buffer[:count])
-        if see is not None:
-            see(store if count == CHUNK else store[:count])
-        total += count
-        if progress is not None:
-            progress(count)
-        if limit is not None and total > limit:
-            break
+    with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:  # it has no thread before it is given work
+        for store in itertools.cycle(stores):
+            count = os.readv(source, [store])
+            if hashing is not None:
+                hashing.result()  # of the buffer that is filled next
+            if not count:
+                break
+            chunk = memoryview(store)[:count]
+            if count == CHUNK:
+                hashing = pool.submit(digest.update, chunk)
+            else:  # most files are smaller than a buffer, and no file ends in more than one
+                hashing = None
+                digest.update(chunk)
+            if target is not None:
+                write_all(target, chunk)
+            if see is not None:
+                see(store if count == CHUNK else store[:count])
+            total += count
+            if progress is not None:
+                progress(count)
+            if limit is not None and total > limit:
+                break
     return total, digest.hexdigest()
 
 

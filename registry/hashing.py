@@ -26,6 +26,31 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+class PartHashes:
+    """The sha256 of each part of so many bytes of a file; give it the whole file in order, then ask."""
+
+    def __init__(self, part: int) -> None:
+        self._part = part
+        self._left = part
+        self._digest = hashlib.sha256()
+        self._done: list[bytes] = []
+
+    def see(self, block: bytes | bytearray) -> None:
+        """Take the next bytes, of any number; they may be overwritten afterwards."""
+        rest = memoryview(block)
+        while rest:
+            self._digest.update(rest[: self._left])
+            taken = min(self._left, len(rest))
+            self._left, rest = self._left - taken, rest[taken:]
+            if not self._left:
+                self._done.append(self._digest.digest())
+                self._left, self._digest = self._part, hashlib.sha256()
+
+    def digests(self) -> list[bytes]:
+        """Return the hashes of the parts in order, the last of which may be shorter than the others."""
+        return self._done if self._left == self._part else [*self._done, self._digest.digest()]
+
+
 def content_digest(files: Iterable[FileEntry]) -> str:
     """Return `sha256:...` over the payload files: the identity of a bundle.
 

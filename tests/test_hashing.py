@@ -57,6 +57,15 @@ def test_content_digest_ignores_order_and_sees_every_change(files: list[tuple[st
         assert hashing.content_digest(changed) != hashing.content_digest(entries)
 
 
+@given(st.binary(max_size=40), st.integers(1, 9), st.integers(1, 20))
+def test_parts_are_hashed_however_the_bytes_come(body: bytes, part: int, step: int) -> None:
+    """Each run of so many bytes has its hash, the last one may be shorter, and an empty file has none."""
+    hashes = hashing.PartHashes(part)
+    for at in range(0, len(body), step):
+        hashes.see(bytearray(body[at : at + step]))
+    assert hashes.digests() == [hashlib.sha256(body[at : at + part]).digest() for at in range(0, len(body), part)]
+
+
 def test_file_hash_reads_past_one_buffer(tmp_path: Path) -> None:
     """A file longer than one read buffer hashes like its bytes."""
     body = bytes(range(256)) * 9000

@@ -1,6 +1,7 @@
 """The life of a job: from a settled folder to a version, and what becomes of outages, poison and rotation."""
 
 import errno
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from weighbridge.config.settings import RemoteSettings
 from weighbridge.daemon import jobs as steps
 from weighbridge.daemon.intake import Intake
 from weighbridge.daemon.jobstore import ACTIVE, Job
 from weighbridge.registry import errors
+from weighbridge.registry.remotes.protocol import Properties, Remote
+from weighbridge.registry.remotes.wrappers import Wrapper
 from weighbridge_testlib.bench import Bench
 from weighbridge_testlib.builders import llama_model, lora_adapter, run_root, trainer_checkpoint
 
@@ -43,6 +47,46 @@ def test_a_settled_folder_becomes_a_version(bench: Bench) -> None:
     home = bench.homes.get("team")
     assert home.catalog.receipts("team-run", 1)
     assert not list((bench.place / "remote").glob("models/*/_wb/stage/*/*"))
+
+
+class InParts(Bench):
+    """A home that checks the hashes of parts itself; `told` holds what its uploads knew of them, by file."""
+
+    def connect(self, settings: RemoteSettings) -> Remote:
+        """Open the home."""
+        told = self.told = getattr(self, "told", {})
+
+        class Parts(Wrapper):
+            @property
+            def properties(self) -> Properties:
+                """Say how large the parts are."""
+                return self.inner.properties._replace(part=1000)
+
+            def upload(self, key: str, source: Path, size: int, sha256: str, *more: Any, **known: Any) -> None:
+                """Note what is known."""
+                told[source.name] = (size, list(known["parts"]))
+                super().upload(key, source, size, sha256, *more, **known)
+
+        return Parts(super().connect(settings))
+
+
+def test_hashes_of_parts_outlive_a_restart(tmp_path: Path) -> None:
+    """What was hashed while it was staged is told to the home at the upload, also by the daemon's next start."""
+    bench = InParts(tmp_path, publish=("all",))
+    folder = lora_adapter(bench.runs / "team/run/final")
+    (job,) = bench.settle()
+    for _ in range(ACTIVE.index("uploading")):
+        assert (job := bench.runner.attempt(job) or job)
+    assert job.state == "uploading"
+    bench.restart()
+    bench.work()
+    assert len(bench.versions()) == 1
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    parts = [hashlib.sha256(weights[at : at + 1000]).digest() for at in range(0, len(weights), 1000)]
+    assert len(parts) > 1
+    assert bench.told["adapter_model.safetensors"] == (len(weights), parts)
+    assert bench.told["adapter_config.json"][1] == []
+    bench.catalog.close()
 
 
 def test_the_same_bytes_never_become_a_second_version(bench: Bench) -> None:

@@ -1,26 +1,25 @@
 """Large files in parts: proven by the server's own hash, gone on with after a kill, in bounded memory."""
 
 import hashlib
-import random
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weighbridge.registry import errors
+from weighbridge.registry.flow.marker import open_registry
+from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.remotes.s3 import multipart, proofs
-from weighbridge.registry.remotes.s3.ranges import STEP, Budget, Buffers, Reader
+from weighbridge.registry.remotes.s3.ranges import Budget
 from weighbridge.registry.remotes.s3.remote import S3Remote
 from weighbridge.registry.remotes.wrappers import Retrying
 from weighbridge_testlib import seaweed as servers
 from weighbridge_testlib.proxy import Fault, Proxy, Request
+from weighbridge_testlib.publishing import OWNER, write_files
+from weighbridge_testlib.s3_parts import KEY, MIB, PART, big, ready, remote_at
 from weighbridge_testlib.seaweed import Server
-
-MIB = 1 << 20
-PART = multipart.PART_LEAST
-KEY = "models/m/v1/model.safetensors"
+from weighbridge_testlib.shelf import facts
 
 
 @pytest.fixture(autouse=True)
@@ -28,23 +27,9 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     servers.credentials(monkeypatch)
 
 
-def remote_at(server: Server, prefix: str, **given: Any) -> S3Remote:
-    """Open a remote that sends small parts, to a store that was tried out already."""
-    return ready(S3Remote(server.place(prefix), single=MIB, part=PART, **given))
-
-
-def ready(remote: S3Remote) -> S3Remote:
-    """Let the probe be over, and count requests from here on."""
-    remote.probe.ask()
-    remote.link.counts.clear()
-    return remote
-
-
-def big(path: Path, parts: int, seed: int = 0) -> tuple[Path, int, str]:
-    """Write a file of so many parts, the last one short; return what `upload` wants to know."""
-    body = random.Random(seed).randbytes(parts * PART - 12_345)
-    path.write_bytes(body)
-    return path, len(body), hashlib.sha256(body).hexdigest()
+def hashes(body: bytes, known: bool = True) -> list[bytes]:
+    """Return the hashes of the parts, where they are to be known."""
+    return [hashlib.sha256(body[at : at + PART]).digest() for at in range(0, len(body), PART)] if known else []
 
 
 def unfinished(server: Server, prefix: str) -> list[dict[str, Any]]:
@@ -137,21 +122,79 @@ def leave(server: Server, prefix: str, bodies: list[bytes], key: str = KEY) -> N
         )
 
 
-def test_parts_of_another_file_are_not_trusted(seaweed: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_parts_of_another_file_are_not_trusted(seaweed: Server, tmp_path: Path, known: bool) -> None:
     """A part that holds other bytes is sent again; of an upload whose first part differs, nothing is used."""
     given = big(tmp_path / "f", 3)
     body = given[0].read_bytes()
-    leave(seaweed, "foreign-late", [body[:PART], b"x" * PART])
-    remote = remote_at(seaweed, "foreign-late")
-    remote.upload(KEY, *given)
+    leave(seaweed, f"foreign-late-{known}", [body[:PART], b"x" * PART])
+    remote = remote_at(seaweed, f"foreign-late-{known}")
+    remote.upload(KEY, *given, parts=hashes(body, known))
     assert remote.link.counts["upload_part"] == 2
     assert b"".join(map(bytes, remote.fetch(KEY))) == body
     remote.close()
-    leave(seaweed, "foreign-early", [b"x" * PART])
-    remote = remote_at(seaweed, "foreign-early")
-    remote.upload(KEY, *given)
+    leave(seaweed, f"foreign-early-{known}", [b"x" * PART])
+    remote = remote_at(seaweed, f"foreign-early-{known}")
+    remote.upload(KEY, *given, parts=hashes(body, known))
     assert remote.link.counts["upload_part"] == 3
     assert remote.stat(KEY).sha256 == given[2]
+    remote.close()
+
+
+@pytest.mark.parametrize(("tls", "left"), [(False, False), (False, True), (True, False)])
+def test_the_store_refuses_what_is_not_the_part_that_was_hashed(
+    seaweed: Server, tmp_path: Path, tls: bool, left: bool
+) -> None:
+    """One byte that is another than when the parts were hashed is told as a change of the source; nothing appears.
+
+    Not even where a killed upload left exactly the bytes that the file holds now.
+    """
+    prefix = f"other-{tls}-{left}"
+    remote = ready(S3Remote(seaweed.place(prefix, tls=tls), single=MIB, part=PART))
+    remote.link.patience = 0.001
+    source, size, sha256 = big(tmp_path / "f", 3)
+    body = source.read_bytes()
+    with source.open("r+b") as stream:
+        stream.seek(PART + 5)
+        stream.write(bytes([body[PART + 5] ^ 1]))
+    if left:
+        now = source.read_bytes()
+        leave(seaweed, prefix, [now[:PART], now[PART : 2 * PART]])
+    with pytest.raises(errors.SourceChangedError) as caught:
+        remote.upload(KEY, source, size, sha256, parts=hashes(body))
+    assert "part 2" in str(caught.value.why)
+    assert list(remote.list("")) == []
+    assert unfinished(seaweed, prefix) == []
+    remote.close()
+
+
+def test_hashes_that_do_not_fit_the_file_are_not_used(seaweed: Server, tmp_path: Path) -> None:
+    """Hashes of parts of another size are none: the file is hashed while it is sent."""
+    remote = remote_at(seaweed, "unfit")
+    source, size, sha256 = big(tmp_path / "f", 3)
+    remote.upload(KEY, source, size, sha256, parts=hashes(source.read_bytes())[:2])
+    assert remote.stat(KEY).sha256 == sha256
+    remote.close()
+
+
+def test_a_publication_hashes_its_parts_once(seaweed: Server, tmp_path: Path) -> None:
+    """The pass that hashes a large file for its record hashes its parts as well, and the upload is told of them."""
+    remote = remote_at(seaweed, "once")
+    files = write_files(tmp_path / "run", {"w.bin": b"1234567" * PART, "config.json": b"{}"})
+    for mode, place in (("direct", None), ("copy", tmp_path / "stage")):
+        made = prepare(remote, "m", files, facts(), mode=mode, staging_folder=place)
+        assert made.bundle.parts == {"w.bin": hashes(b"1234567" * PART)}
+    told: list[Any] = []
+    real = remote.upload
+
+    def upload(*given: Any, parts: Any) -> None:
+        told.append(list(parts))
+        real(*given, parts=parts)
+
+    remote.upload = upload  # type: ignore[method-assign]
+    done = publish(remote, "team", open_registry(remote, create=True), made, OWNER)
+    assert done.verified == "sha256-server"
+    assert sorted(told) == [[], hashes(b"1234567" * PART)]
     remote.close()
 
 
@@ -171,10 +214,12 @@ def test_a_file_that_is_whole_ends_what_was_unfinished_of_its_key(seaweed: Serve
     remote.close()
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("change", ["rewritten", "longer", "shorter"])
-def test_a_source_that_changes_leaves_nothing(seaweed: Server, tmp_path: Path, change: str) -> None:
+def test_a_source_that_changes_leaves_nothing(seaweed: Server, tmp_path: Path, change: str, known: bool) -> None:
     """A file that changes while its parts are sent never appears, and its upload is given up."""
-    remote = remote_at(seaweed, f"changed-{change}", workers=1)
+    remote = remote_at(seaweed, f"changed-{change}-{known}", workers=1)
+    remote.link.patience = 0.001
     remote._sending = Budget(PART)  # one part at a time, so that the change comes before the last one is read
     source, size, sha256 = big(tmp_path / "f", 3)
 
@@ -190,10 +235,11 @@ def test_a_source_that_changes_leaves_nothing(seaweed: Server, tmp_path: Path, c
                 case "shorter":
                     stream.truncate(size - 5)
 
+    parts = hashes(source.read_bytes(), known)
     with pytest.raises(errors.SourceChangedError):
-        remote.upload(KEY, source, size, sha256, meddle)
+        remote.upload(KEY, source, size, sha256, meddle, parts=parts)
     assert list(remote.list("")) == []
-    assert unfinished(seaweed, f"changed-{change}") == []
+    assert unfinished(seaweed, f"changed-{change}-{known}") == []
     remote.close()
 
 
@@ -383,74 +429,3 @@ def test_a_bucket_that_refuses_what_is_not_encrypted(seaweed: Server, tmp_path: 
     for key in (KEY, "weighbridge.json"):
         head = seaweed.client().head_object(Bucket=seaweed.bucket, Key=f"encrypted/{key}")
         assert head["ServerSideEncryption"] == "AES256"
-
-
-# ------------------------------------------------------------------------------------------------------ reading windows
-
-
-@pytest.mark.parametrize("allowed", [1, 3 * MIB, 64 * MIB])
-def test_windows_come_in_order(seaweed: Server, tmp_path: Path, allowed: int) -> None:
-    """Whatever is fetched ahead, bytes come in order, from any offset, in chunks of at most 2 MiB."""
-    remote = remote_at(seaweed, f"windows-{allowed}")
-    source, size, _ = big(tmp_path / "f", 2)
-    body = source.read_bytes()
-    remote.upload(KEY, source, size, hashlib.sha256(body).hexdigest())
-    buffers = Buffers(allowed, 2 * MIB)
-    with ThreadPoolExecutor(4) as pool:
-        for offset in (0, 1, MIB, 3 * MIB + 7, size - 1, size, size + 5):
-            chunks = [bytes(chunk) for chunk in Reader(remote.link, pool, buffers, KEY).chunks(offset)]
-            assert b"".join(chunks) == body[offset:]
-            assert all(len(chunk) <= STEP for chunk in chunks)
-    assert (buffers._taken, buffers._free) == (0, [])
-    remote.close()
-
-
-def test_a_reader_that_stops_gives_everything_back(seaweed: Server, tmp_path: Path) -> None:
-    """Whoever stops in the middle of a file holds no memory and no connection."""
-    remote = remote_at(seaweed, "stopped")
-    remote.upload(KEY, *big(tmp_path / "f", 3))
-    buffers = Buffers(64 * MIB, MIB)
-    with ThreadPoolExecutor(4) as pool:
-        chunks = Reader(remote.link, pool, buffers, KEY).chunks(0)
-        next(chunks)
-        chunks.close()  # type: ignore[attr-defined]
-    assert (buffers._taken, buffers._free) == (0, [])
-    remote.close()
-
-
-def test_a_chunk_that_is_kept_too_long_is_an_error(seaweed: Server, tmp_path: Path) -> None:
-    """The memory of a chunk is used again: whoever looks at it later gets an error and never other bytes.
-
-    One that is being written while its reader gives up stays as it is, and its memory is not used again.
-    """
-    remote = remote_at(seaweed, "kept-chunk")
-    remote.upload(KEY, *big(tmp_path / "f", 2))
-    buffers = Buffers(2 * MIB, MIB)
-    with ThreadPoolExecutor(1) as pool:
-        chunks = Reader(remote.link, pool, buffers, KEY).chunks(0)
-        kept = next(chunk for chunk in chunks if isinstance(chunk, memoryview))
-        next(chunks)
-        with pytest.raises(ValueError, match="released"):
-            bytes(kept)
-        held = next(chunk for chunk in chunks if isinstance(chunk, memoryview))
-        written = memoryview(held)
-        before = bytes(written)
-        next(chunks)
-        assert bytes(written) == before
-        assert all(spare is not written.obj for spare in buffers._free)
-        chunks.close()  # type: ignore[attr-defined]
-    assert (buffers._taken, buffers._free) == (0, [])
-    remote.close()
-
-
-def test_a_replaced_object_is_not_mixed(seaweed: Server, tmp_path: Path) -> None:
-    """An object that somebody replaces while it is read is an error, not a mixture of two."""
-    remote = remote_at(seaweed, "replaced")
-    remote.upload(KEY, *big(tmp_path / "f", 2))
-    with ThreadPoolExecutor(1) as pool:
-        chunks = Reader(remote.link, pool, Buffers(1, MIB), KEY).chunks(0)
-        next(chunks)
-        seaweed.client().put_object(Bucket="registry", Key=f"replaced/{KEY}", Body=b"y" * (2 * PART))
-        with pytest.raises(errors.IntegrityError, match="replaced"):
-            list(chunks)
-    remote.close()

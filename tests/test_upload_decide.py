@@ -1,7 +1,7 @@
 """Files in their order, each compared; then the decision, which comes last and is made once."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -272,9 +272,18 @@ def test_a_server_that_stores_other_bytes_is_caught(tmp_path: Path) -> None:
     """The server's own checksum is compared after each upload."""
 
     class Rotting(MemoryRemote):
-        def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+        def upload(
+            self,
+            key: str,
+            source: Path,
+            size: int,
+            sha256: str,
+            progress: Progress | None = None,
+            *,
+            parts: Sequence[bytes] = (),
+        ) -> None:
             """Store one wrong byte."""
-            super().upload(key, source, size, sha256, progress)
+            super().upload(key, source, size, sha256, progress, parts=parts)
             body = bytearray(self.read(key))
             body[0] ^= 1
             replace(self, key, bytes(body))

@@ -102,12 +102,13 @@ def prepare(
         with begun:
             bundle = staging.stage(
                 files, place, mode=mode, transform=transform, made=made, inputs=inputs,
-                reserve=reserve, durable=durable, progress=progress,
+                reserve=reserve, durable=durable, part=remote.properties.part, progress=progress,
             )  # fmt: skip
     except errors.DiskFullError:
         if own or mode != "auto" or made:
             raise
-        bundle = staging.stage(files, None, mode="direct", transform=transform, progress=progress)
+        part = remote.properties.part
+        bundle = staging.stage(files, None, mode="direct", transform=transform, part=part, progress=progress)
     try:
         manifest = seal(bundle.files, staging.seen(bundle, facts))
     except errors.WeighbridgeError:

@@ -2,7 +2,7 @@
 
     reflink   a private clone, taken in one step by the file system and hashed afterwards; costs no space
     copy      a private copy, hashed from the buffers that are written
-    direct    no copy: a hash pass now, an upload pass that hashes again and stops at the first difference
+    direct    no copy: a hash pass now, an upload pass that stops at the first difference
 
 In all three the whole set is looked at before and after; whatever changed in between stops the job before anything is
 visible. Nothing is ever written to the source's folder, not even a link.
@@ -27,7 +27,7 @@ from weighbridge.registry import disk, errors, findings
 from weighbridge.registry.flow import sources
 from weighbridge.registry.flow.clone import share_blocks
 from weighbridge.registry.flow.sources import SourceFile, SourceStat
-from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.hashing import PartHashes, sha256_bytes
 from weighbridge.registry.refs import check_paths, shown
 from weighbridge.registry.remotes.protocol import Progress
 from weighbridge.registry.types import Facts, FileEntry, Finding, Value
@@ -69,7 +69,8 @@ class Bundle(Value, frozen=True):
     """The files of one artifact, hashed. `place` is the stage folder, None in direct mode.
 
     `inline` holds the bytes of replaced files in direct mode; `staged` the state of the staged files when `session`
-    hashed them; `findings` what the values of the weights, and the parts they were made of, told while they passed.
+    hashed them; `findings` what the values of the weights, and the parts they were made of, told while they passed;
+    `parts` the sha256 of each part of the large files, where the remote checks those itself.
     """
 
     place: str | None
@@ -80,6 +81,7 @@ class Bundle(Value, frozen=True):
     staged: list[SourceStat] = msgspec.field(default_factory=list)
     session: str = ""
     findings: list[Finding] = msgspec.field(default_factory=list)
+    parts: dict[str, list[bytes]] = msgspec.field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -97,6 +99,7 @@ def stage(
     inputs: Sequence[SourceFile] = (),
     reserve: int = 0,
     durable: bool = True,
+    part: int = 0,
     progress: Progress | None = None,
 ) -> Bundle:
     """Hash the files of an artifact and, unless in direct mode, take a private copy of them in `place`.
@@ -105,10 +108,11 @@ def stage(
 
     `place` is private to us and holds nothing else; after an error it is gone. `transform` gives bytes that replace a
     file, `made` what is made out of one while it is read (always a copy, never direct), `inputs` what it is made out of
-    where that is more than the one file; `reserve` is the number of bytes that stay free on the disk. Every value of
-    the weights is looked at as it passes, and what was downloaded is held against the record of its download. Raises
-    SourceChangedError, VanishedError, DiskFullError, RefusedError where weights hold NaN or infinities, UsageError
-    where a reflink is demanded and cannot be had, and what `made` raises of its own.
+    where that is more than the one file; `reserve` is the number of bytes that stay free on the disk, `part` that of
+    the parts whose hashes the remote wants to know. Every value of the weights is looked at as it passes, and what was
+    downloaded is held against the record of its download. Raises SourceChangedError, VanishedError, DiskFullError,
+    RefusedError where weights hold NaN or infinities, UsageError where a reflink is demanded and cannot be had, and
+    what `made` raises of its own.
     """
     replaced = dict(transform or {})
     check_paths([file.path for file in files])
@@ -125,12 +129,12 @@ def stage(
                 why="it is made out of another file, and what is published must be what was hashed",
                 fix='set staging = "auto" or "copy"',
             )
-        bundle = _direct(files, before, replaced, progress)
+        bundle = _direct(files, before, replaced, part, progress)
     else:
         try:
             bundle = _copied(
                 files, before, replaced, converted, place,
-                mode=mode, reserve=reserve, durable=durable, progress=progress,
+                mode=mode, reserve=reserve, durable=durable, part=part, progress=progress,
             )  # fmt: skip
         except FormatFault as fault:
             shutil.rmtree(place, ignore_errors=True)
@@ -204,15 +208,16 @@ def _direct(
     files: Sequence[SourceFile],
     before: Sequence[SourceStat],
     replaced: Mapping[str, bytes],
+    part: int,
     progress: Progress | None,
 ) -> Bundle:
-    watch, sieves = _Watch(progress), Sieves()
+    watch, sieves, parts = _Watch(progress), Sieves(), _Parts(part)
 
     def one(file: SourceFile, known: SourceStat) -> FileEntry:
         if file.path in replaced:
             return _entry_of(file, replaced[file.path])
         descriptor = sources.opened(known)
-        see = sieves.over(file.path, file.role)
+        see = parts.over(file.path, known.size, sieves.over(file.path, file.role))
         try:
             with disk.speaking(f"cannot read {shown(known.source)}"):
                 size, digest = disk.hash_open(descriptor, progress=watch.moved, see=see)
@@ -222,8 +227,15 @@ def _direct(
         return FileEntry(path=file.path, size=size, sha256=digest, role=file.role)
 
     entries = _each(one, files, before, watch)
-    inline, told = dict(replaced), sieves.findings()
-    return Bundle(place=None, mode="direct", files=entries, sources=list(before), inline=inline, findings=told)
+    return Bundle(
+        place=None,
+        mode="direct",
+        files=entries,
+        sources=list(before),
+        inline=dict(replaced),
+        findings=sieves.findings(),
+        parts=parts.digests(),
+    )
 
 
 def _copied(
@@ -236,6 +248,7 @@ def _copied(
     mode: Mode,
     reserve: int,
     durable: bool,
+    part: int,
     progress: Progress | None,
 ) -> Bundle:
     with disk.speaking(f"cannot stage in {shown(str(place))}"):
@@ -249,13 +262,14 @@ def _copied(
                 why="it lies on another file system, or on one that cannot share blocks",
                 fix='set staging = "copy" or "auto"',
             )
-        watch, sieves = _Watch(progress, place, reserve), Sieves()
+        watch, sieves, parts = _Watch(progress, place, reserve), Sieves(), _Parts(part)
         fresh = sum(map(len, replaced.values())) + sum(one.size for one in made.values())
         watch.demand(fresh + (0 if clone else sum(known.size for known in copied)))
 
     def one(file: SourceFile, known: SourceStat) -> tuple[FileEntry, SourceStat]:
         target = place / file.path
-        see = sieves.over(file.path, file.role)
+        size = made[file.path].size if file.path in made else known.size
+        see = parts.over(file.path, size, sieves.over(file.path, file.role))
         with disk.speaking(f"cannot stage {shown(file.path)}"):
             descriptor = disk.create_file(target)
             try:
@@ -287,6 +301,7 @@ def _copied(
         staged=[staged for _, staged in taken],
         session=SESSION,
         findings=told,
+        parts=parts.digests(),
     )
 
 
@@ -388,6 +403,32 @@ def _each(
     for error in sorted(failed, key=lambda e: isinstance(e, _GivenUpError)):
         raise error
     return [running[i].result() for i in range(len(files))]
+
+
+class _Parts:
+    """Hashes the parts of the files that have several."""
+
+    def __init__(self, part: int) -> None:
+        self._part = part
+        self._hashes: dict[str, PartHashes] = {}
+
+    def over(self, path: str, size: int, see: disk.See | None) -> disk.See | None:
+        """Return what is shown the bytes of a file: `see`, and what hashes its parts."""
+        if not self._part or size <= self._part:
+            return see
+        hashes = self._hashes[path] = PartHashes(self._part)
+        if see is None:
+            return hashes.see
+
+        def both(block: bytes | bytearray) -> None:
+            see(block)
+            hashes.see(block)
+
+        return both
+
+    def digests(self) -> dict[str, list[bytes]]:
+        """Return the hashes by path."""
+        return {path: hashes.digests() for path, hashes in self._hashes.items()}
 
 
 class _GivenUpError(Exception):

@@ -122,7 +122,7 @@ def _put(remote: Remote, claimed: Claimed, bundle: Bundle, entry: FileEntry, pro
         return _proven(remote, key, entry)
     source = staging.ready(bundle, entry)
     try:
-        remote.upload(key, source, entry.size, entry.sha256, progress)
+        remote.upload(key, source, entry.size, entry.sha256, progress, parts=bundle.parts.get(entry.path, ()))
     except errors.ExistsError:
         return _proven(remote, key, entry)
     return "sha256-read" if properties.hashes_stored else properties.upload_proof or _proven(remote, key, entry)

@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -80,7 +80,16 @@ class DirectoryRemote:
                 self._links.seal(descriptor)
                 self._links.link(part, final, key)
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),  # noqa: ARG002 - it hashes what it stores
+    ) -> None:
         """Store a file under a free key; one from our own private stage is linked, any other copied while hashing.
 
         A staged file was hashed while it was staged, and the flow proves that it has not changed since. Raises

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from weighbridge.registry import disk, errors
@@ -50,7 +50,16 @@ class MemoryRemote:
             stored = Stat(key, len(body), hashlib.sha256(body).hexdigest(), self._clock())
             self._objects[key] = (bytes(body), stored)
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),  # noqa: ARG002 - it hashes what it stores
+    ) -> None:
         """Store a file under a free key. Raises SourceChangedError, ExistsError, VanishedError."""
         check_key(key)
         digest = hashlib.sha256()

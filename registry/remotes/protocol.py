@@ -6,7 +6,7 @@ the same interface (`wrappers.py`); the conformance suite in the tests is the ot
 Errors every method may raise: DeniedError, UnreachableError, RetryableError, WeighbridgeError (permanent).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -34,6 +34,8 @@ class Properties(NamedTuple):
     """The level at which `upload` itself has compared what was stored, when it returns; None: it must be looked at."""
     compares_files: bool = False
     """`upload` compares a file with what lies there by the remote's checksums; `stat` knows the outcome afterwards."""
+    part: int = 0
+    """Bytes of the parts of a file whose sha256 the remote checks itself, 0 where it does not."""
     commits: bool = False
     """A version appears in one guarded commit that claims and decides at once; see `commits.py`."""
 
@@ -72,8 +74,20 @@ class Remote(Protocol):
         """
         ...
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),
+    ) -> None:
         """Store a file under a free key, durably and all at once, hashing the bytes that are sent.
+
+        `parts` are the hashes of its parts of `properties.part` bytes, by the pass that gave `sha256`, or none: by them
+        the remote itself refuses other bytes, and nothing is hashed again.
 
         Raises SourceChangedError before anything is visible when size or sha256 of the sent bytes differ,
         ExistsError, OutcomeUnknownError.

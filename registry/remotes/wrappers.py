@@ -8,7 +8,7 @@ import hashlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -40,9 +40,18 @@ class Wrapper:
         """Store a small object under a free key."""
         self.inner.create(key, body)
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),
+    ) -> None:
         """Store a file under a free key."""
-        self.inner.upload(key, source, size, sha256, progress)
+        self.inner.upload(key, source, size, sha256, progress, parts=parts)
 
     def read(self, key: str) -> bytes:
         """Return a small object whole."""
@@ -127,10 +136,19 @@ class Retrying(Wrapper):
         """
         self._once(lambda: self.inner.create(key, body), lambda: self._holds(key, body))
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),
+    ) -> None:
         """Store a file; after a lost answer look, then start anew. Raises ExistsError, SourceChangedError."""
         self._once(
-            lambda: self.inner.upload(key, source, size, sha256, progress),
+            lambda: self.inner.upload(key, source, size, sha256, progress, parts=parts),
             lambda: self._holds_file(key, size, sha256),
         )
 
@@ -314,7 +332,16 @@ class RateLimited(Wrapper):
         self._moved(len(body))
         super().create(key, body)
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),
+    ) -> None:
         """Store a file within the limits."""
 
         def moved(count: int) -> None:
@@ -323,7 +350,7 @@ class RateLimited(Wrapper):
                 progress(count)
 
         self._ask()
-        super().upload(key, source, size, sha256, moved)
+        super().upload(key, source, size, sha256, moved, parts=parts)
 
     def read(self, key: str) -> bytes:
         """Return a small object within the limits."""

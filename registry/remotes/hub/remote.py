@@ -113,9 +113,18 @@ class HubRemote:
             self._note(place, body)
         follow(self.repositories, self._versions.commit_of, place, body)
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),
+    ) -> None:
         """Raise UsageError: a file alone is no version."""
-        del source, size, sha256, progress
+        del source, size, sha256, progress, parts
         raise errors.UsageError(
             f"the Hub keeps versions, not {shown(check_key(key))}", why="a version is one commit there"
         )

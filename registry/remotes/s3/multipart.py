@@ -1,6 +1,9 @@
-"""Large files in parts: one of a file under way while the next is read, hashed in the one pass that reads them.
+"""Large files in parts: one of a file under way while the next is read.
 
     read a part, hash it, go on with the hash of the file -> a worker sends it -> the server checks that hash
+
+Where the parts' hashes are known from the pass that hashed the file, a part is read and sent with the hash it has to
+have: the server refuses other bytes, and nothing is hashed twice.
 
 The server keeps the hash over the hashes of the parts (`<base64>-<parts>`); after completion it is read back and
 compared with ours, which proves the whole file without reading it again. The part size is kept with the object. Parts
@@ -43,7 +46,7 @@ class Sent(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One file on its way; `conditional` has the server refuse a key that is taken, else it is looked at before."""
+    """One file on its way; `known` are the hashes of its parts by the pass that gave `sha256`, or none."""
 
     link: Connection
     pool: ThreadPoolExecutor
@@ -54,6 +57,7 @@ class Job(NamedTuple):
     sha256: str
     part: int
     given: Mapping[str, Any]
+    known: tuple[bytes, ...] = ()
     progress: Progress | None = None
 
     @property
@@ -237,7 +241,7 @@ def _send_parts(job: Job, descriptor: int, upload: str, there: Mapping[int, Mapp
     One part is on its way at a time, while the next one is read and hashed: a kill costs that one and no other. What is
     faster for a store is left to several files at once.
     """
-    digest = hashlib.sha256()
+    whole = hashlib.sha256()
     parts: list[_Part] = []
     sending: Future[_Part] | None = None
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -248,8 +252,12 @@ def _send_parts(job: Job, descriptor: int, upload: str, there: Mapping[int, Mapp
             body = job.budget.take(size)
             try:
                 _read(job, descriptor, body)
-                digest.update(body)
-                ready = _Bytes(number, body, hashlib.sha256(body).digest())
+                if job.known:
+                    digest = job.known[number - 1]
+                else:
+                    whole.update(body)
+                    digest = hashlib.sha256(body).digest()
+                ready = _Bytes(number, body, digest)
                 if sending is not None:
                     parts.append(sending.result())
                 sending = job.pool.submit(_send_part, job, upload, ready, there.get(number))
@@ -258,7 +266,10 @@ def _send_parts(job: Job, descriptor: int, upload: str, there: Mapping[int, Mapp
                 raise
             sending.add_done_callback(partial(_give, job.budget, body))
             del body, ready
-        _unchanged(job, descriptor, digest.hexdigest())
+        if os.read(descriptor, 1):
+            raise _changed(job, "it is longer than it was")
+        if not job.known and whole.hexdigest() != job.sha256:
+            raise _changed(job, f"its sha256 is {whole.hexdigest()[:12]}, expected was {job.sha256[:12]}")
         if sending is not None:
             parts.append(sending.result())
     finally:
@@ -282,13 +293,6 @@ def _read(job: Job, descriptor: int, body: bytearray) -> None:
             have += count
 
 
-def _unchanged(job: Job, descriptor: int, sha256: str) -> None:
-    if os.read(descriptor, 1):
-        raise _changed(job, "it is longer than it was")
-    if sha256 != job.sha256:
-        raise _changed(job, f"its sha256 is {sha256[:12]}, expected was {job.sha256[:12]}")
-
-
 def _changed(job: Job, why: str) -> errors.SourceChangedError:
     return errors.SourceChangedError(
         f"the source of {shown(job.key)} changed while it was read",
@@ -298,24 +302,34 @@ def _changed(job: Job, why: str) -> errors.SourceChangedError:
 
 
 def _send_part(job: Job, upload: str, ready: _Bytes, listed: Mapping[str, Any] | None) -> _Part:
-    if listed is not None and _same(listed, ready.body, ready.digest):
+    # By an MD5 the part may be the bytes that were just read, and these others than the ones that were hashed.
+    if listed is not None and _same(listed, ready.body, ready.digest) and not (job.known and _differs(ready)):
         etag = str(listed["ETag"])
     else:
-        answer = job.link.ask(
-            "upload_part",
-            job.what,
-            tries=_TRIES,
-            needs=("ETag",),
-            Key=job.link.key(job.key),
-            UploadId=upload,
-            PartNumber=ready.number,
-            Body=ready.body,
-            **checks(job.can.sha256_parts, ready.body, ready.digest),
-        )
+        try:
+            answer = job.link.ask(
+                "upload_part",
+                job.what,
+                tries=_TRIES,
+                needs=("ETag",),
+                Key=job.link.key(job.key),
+                UploadId=upload,
+                PartNumber=ready.number,
+                Body=ready.body,
+                **checks(job.can.sha256_parts, ready.body, ready.digest),
+            )
+        except errors.WeighbridgeError as error:
+            if job.known and _differs(ready):
+                raise _changed(job, f"its part {ready.number} holds other bytes than it did") from error
+            raise
         etag = str(answer["ETag"])
     if job.progress is not None:
         job.progress(len(ready.body))
     return _Part(ready.number, etag, ready.digest)
+
+
+def _differs(ready: _Bytes) -> bool:
+    return hashlib.sha256(ready.body).digest() != ready.digest
 
 
 def checks(sha256: bool, body: bytes | bytearray, digest: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import itertools
 import os
 import threading
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -96,6 +96,7 @@ class S3Remote:
             parallel=PARALLEL,
             upload_proof="sha256-server" if can is not None and can.sha256_parts else None,
             compares_files=can is not None and can.sha256_parts,
+            part=self._part if can is not None and can.sha256_parts else 0,
         )
 
     def create(self, key: str, body: bytes) -> None:
@@ -103,8 +104,17 @@ class S3Remote:
         check_key(key)
         self._put(key, body, hashlib.sha256(body).digest(), self._writable(), {}, look=True)
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
-        """Store a file under a free key; it is hashed in the one pass that sends it.
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),
+    ) -> None:
+        """Store a file under a free key; unless the hashes of its parts are known, it is hashed while it is sent.
 
         A file that is there already is compared with the source by the server's checksum, and ExistsError is raised
         either way: `stat` knows the outcome. Raises SourceChangedError before anything is visible, VanishedError.
@@ -132,8 +142,10 @@ class S3Remote:
                 )
             self._refuse_compared(key, descriptor, size, sha256)
             part = multipart.part_size(size, self._part)
+            fit = can.sha256_parts and part == self._part and len(parts) == -(-size // part)
+            known = tuple(parts) if fit else ()
             job = multipart.Job(
-                self.link, self._pool, self._sending, can, key, size, sha256, part, given, progress=progress
+                self.link, self._pool, self._sending, can, key, size, sha256, part, given, known, progress
             )
             with disk.speaking(f"cannot read {shown(str(source))}"):
                 sent = multipart.send(job, descriptor)

@@ -1,7 +1,7 @@
 """A remote that fails on demand: refuses, loses answers, fills up, or takes the whole process down with it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -40,9 +40,18 @@ class Faulty(Wrapper):
         """Store a small object, or fail."""
         self._meet("create", key, lambda: self.inner.create(key, body))
 
-    def upload(self, key: str, source: Path, size: int, sha256: str, progress: Progress | None = None) -> None:
+    def upload(
+        self,
+        key: str,
+        source: Path,
+        size: int,
+        sha256: str,
+        progress: Progress | None = None,
+        *,
+        parts: Sequence[bytes] = (),
+    ) -> None:
         """Store a file, or fail."""
-        self._meet("upload", key, lambda: self.inner.upload(key, source, size, sha256, progress))
+        self._meet("upload", key, lambda: self.inner.upload(key, source, size, sha256, progress, parts=parts))
 
     def read(self, key: str) -> bytes:
         """Return an object, or fail."""
