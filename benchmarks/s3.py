@@ -6,6 +6,7 @@ so that the machine's mood meets all alike; a library's time begins when it is i
 
 import argparse
 import filecmp
+import gc
 import json
 import os
 import resource
@@ -58,6 +59,7 @@ def opened(endpoint: str, prefix: str) -> S3Remote:
 
 def ours_publish(endpoint: str, prefix: str, folder: Path) -> None:
     """Publish a folder as the next version, without a copy: hashed, claimed, sent, verified, decided, announced."""
+    gc.freeze()  # as `shell.warmed_up` does in every command
     remote = opened(endpoint, prefix)
     registry = open_registry(remote, create=True)
     files = [
@@ -71,6 +73,7 @@ def ours_publish(endpoint: str, prefix: str, folder: Path) -> None:
 
 def ours_pull(endpoint: str, prefix: str, folder: Path) -> None:
     """Pull the version into a folder that is not there yet, every byte hashed."""
+    gc.freeze()
     remote = opened(endpoint, prefix)
     pull(remote, NAME, 1, folder)
     remote.close()
