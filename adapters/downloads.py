@@ -44,7 +44,7 @@ def record(folder: Path, name: str) -> Record | None:
         lines = contents(folder / RECORDS / f"{name}.metadata", _RECORD_MAX).decode().split("\n")
         commit, etag, at = lines[0].strip(), lines[1].strip().strip('"'), float(lines[2])
     except (OSError, ValueError, IndexError):
-        return _linked(folder / name)
+        return _blob(os.path.realpath(folder / name))
     if _COMMIT.fullmatch(commit) is None:
         return None
     return _of(commit, etag, at)
@@ -58,12 +58,13 @@ def fresh(record: Record, file: Path) -> bool:
         return False
 
 
-def _linked(file: Path) -> Record | None:
-    """Return what the place of a file in a Hub cache says of it."""
-    real = Path(os.path.realpath(file))
-    if real.parent.name != "blobs" or not real.parent.parent.name.startswith("models--"):
+def _blob(real: str) -> Record | None:
+    """Return what the place of a file in a Hub cache says of it; `real` is a path without links."""
+    folder, name = os.path.split(real)
+    cache, blobs = os.path.split(folder)
+    if blobs != "blobs" or not os.path.basename(cache).startswith("models--"):  # noqa: PTH119 - thousands of files
         return None
-    return _of(None, real.name, float("inf"))
+    return _of(None, name, float("inf"))
 
 
 def _of(commit: str | None, etag: str, at: float) -> Record | None:
@@ -73,11 +74,14 @@ def _of(commit: str | None, etag: str, at: float) -> Record | None:
 
 
 def compared(files: Iterable[tuple[str, str, str]]) -> list[Finding]:
-    """Return a finding for each file (bundle path, source, sha256) that is not what its record says was downloaded."""
+    """Return a finding for each file that is not what its record says was downloaded.
+
+    A file is its path in the bundle, its real path on the disk, and its sha256.
+    """
     told = []
-    holding: dict[Path, bool] = {}  # folders that were looked into for records: a bundle may have thousands of files
+    holders: dict[tuple[str, int], Path | None] = {}  # by folder: a bundle may have thousands of files
     for path, source, sha256 in files:
-        known = _record_of(path, Path(source), holding)
+        known = _record_of(path, source, holders)
         if known is None or _same(known, Path(source), sha256):
             continue
         at = f" of commit {known.commit[:12]}" if known.commit else ""
@@ -98,18 +102,24 @@ def compared(files: Iterable[tuple[str, str, str]]) -> list[Finding]:
     return told
 
 
-def _record_of(path: str, source: Path, holding: dict[Path, bool]) -> Record | None:
+def _record_of(path: str, source: str, holders: dict[tuple[str, int], Path | None]) -> Record | None:
     """Return the record of a file of a bundle: beside the bundle's own folder, or a few folders above it."""
-    inside = len(Path(path).parts)
+    at = os.path.split(source)[0], path.count("/") + 1
+    if at not in holders:
+        holders[at] = _holder(Path(source), at[1])
+    folder = holders[at]
+    return _blob(source) if folder is None else record(folder, Path(source).relative_to(folder).as_posix())
+
+
+def _holder(source: Path, inside: int) -> Path | None:
+    """Return the folder that holds the records of a file so deep in its bundle, None where none does."""
     for depth in range(inside, inside + _UP):
         if len(source.parts) <= depth + 1:
             break
         folder = source.parents[depth - 1]
-        if folder not in holding:
-            holding[folder] = (folder / RECORDS).is_dir()
-        if holding[folder]:
-            return record(folder, source.relative_to(folder).as_posix())
-    return _linked(source)
+        if (folder / RECORDS).is_dir():
+            return folder
+    return None
 
 
 def _same(known: Record, source: Path, sha256: str) -> bool:
