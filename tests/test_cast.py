@@ -135,8 +135,10 @@ def test_a_version_is_cast_and_published_with_its_lineage(desk: Desk) -> None:
     pushed = desk.ok("push", "model", "--name", "chat", "--json").json
     told = conforms(desk.ok("cast", "chat@v1", "--dtype", "fp16", "--json").json, "cast")
     assert (told["ref"], told["facts"]["cast"]) == ("chat-fp16@v1", {"BF16 to F16": 21})
-    again = desk.ok("cast", "chat@v1", "--dtype", "fp16", "--json").json
-    assert (again["ref"], again["joined"]) == ("chat-fp16@v1", True)
+    again = conforms(desk.ok("cast", "chat@v1", "--dtype", "fp16", "--json").json, "cast")
+    assert (again["ref"], again["joined"], again["facts"]["proof"]) == ("chat-fp16@v1", True, told["facts"]["proof"])
+    said = desk.ok("cast", "chat@v1", "--dtype", "fp16").err
+    assert ("it is there already, as chat-fp16@v1" in said, "tensors cast" in said) == (True, False)
     stored = (desk.root / "models" / "chat-fp16" / "v1" / "manifest.json").read_bytes()
     facts = parse(stored).facts
     (edge,) = facts.lineage

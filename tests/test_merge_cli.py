@@ -144,13 +144,33 @@ def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     assert desk.ok("verify", "sft-merged-bf16@v1").code == 0
 
 
-def test_the_same_merge_published_twice_is_one_version(desk: Desk) -> None:
-    """A second merge of the same parents joins the first; another precision has a name of its own."""
-    first = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--json").json
-    again = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--json").json
-    assert (first["ref"], again["ref"], again["joined"]) == ("sft-merged-bf16@v1", "sft-merged-bf16@v1", True)
+def test_the_same_merge_published_twice_is_made_once(desk: Desk) -> None:
+    """A second merge of the same parents ends with the first before any work; another precision is another merge."""
+    words = ("merge", "adapter", "--base", "base", "--name", "sft")
+    first = conforms(desk.ok(*words, "--json").json, "merge")
+    again = conforms(desk.ok(*words, "--json").json, "merge")
+    assert (first["ref"], first["joined"], first["path"]) == ("sft-merged-bf16@v1", False, None)
+    assert (again["ref"], again["joined"], again["facts"]["proof"]) == (first["ref"], True, first["facts"]["proof"])
+    said = desk.ok(*words)
+    assert "it is there already, as sft-merged-bf16@v1" in said.err
+    assert ("tensors copied" in said.err, said.out) == (False, "sft-merged-bf16@v1\n")
     other = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--dtype", "fp16", "--json").json
     assert other["ref"] == "sft-merged-fp16@v1"
+    assert list((desk.cache / "merge").iterdir()) == []
+
+
+def test_a_merge_that_was_lost_or_withdrawn_is_no_merge_that_is_there(desk: Desk) -> None:
+    """A version that has lost a file gets it back from the work; one that was withdrawn comes again where asked for."""
+    words = ("merge", "adapter", "--base", "base", "--name", "sft")
+    ref = desk.ok(*words).out.strip()
+    lost = desk.root / "models" / "sft-merged-bf16" / "v1" / "model.safetensors"
+    lost.chmod(0o600)
+    lost.unlink()
+    assert ("tensors copied" in desk.ok(*words).err, lost.exists()) == (True, True)
+    desk.ok("withdraw", ref, "--reason", "wrong data")
+    said = desk.registry(*words)
+    assert (said.code, "registry merge with --again" in said.err, "tensors copied" in said.err) == (7, True, False)
+    assert desk.ok(*words, "--again").out == "sft-merged-bf16@v2\n"
     assert list((desk.cache / "merge").iterdir()) == []
 
 

@@ -104,7 +104,7 @@ def test_a_failed_publication_is_not_in_the_way_of_the_next(desk: Desk) -> None:
     assert result.stat().st_ino == before
     (desk.folder / "model" / "README.md").write_text(builders.card(None, "mit"))
     assert desk.ok(*words).out.strip() == "chat-fp32@v1"
-    assert "the same was published before" in desk.ok(*words).err
+    assert "it is there already" in desk.ok(*words).err
     assert list((desk.cache / "merge").iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from weighbridge.registry.cli import context, options, paths, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.cli.sides import Side
+from weighbridge.registry.cli.sides import Goal, Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import recast
 from weighbridge.registry.flow.merged import Parent, content_of
@@ -34,6 +34,7 @@ SCHEMA: Final = "weighbridge/cast/1"
 @click.option("--to", "target", metavar="DIR", type=paths.PLACE, help="The folder that will hold the result.")
 @click.option("--name", metavar="NAME", help="Publish the result as NAME-DTYPE [default: the model's name].")
 @click.option("--dry-run", is_flag=True, help="Only say what would be cast and what stands against it.")
+@click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
 @click.option(
     "--workers", type=click.IntRange(1, 64), metavar="N", help="Files written at once [default: by processors]."
 )
@@ -48,6 +49,7 @@ def cast(
     target: Path | None,
     name: str | None,
     dry_run: bool,
+    again: bool,
     workers: int | None,
     remote: str | None,
     config: str | None,
@@ -77,38 +79,51 @@ def cast(
             return EXIT[seen.outcome]
         chosen = None
         if name is not None or target is None:  # a wrong name or remote is told before the work, not after
-            assert wanted is not None
-            how = _How(dtype, keep, recast.cast_name(wanted, dtype))
+            called = recast.cast_name(wanted or "", dtype)
             chosen = context.choose_remote(context.settings(config), remote)
         place = target if target is not None else sides.result(scratch(), seen, casting.RECORD)
+        order = None
+        if chosen is not None and target is None:
+            order = _order(seen, side, called, dtype, keep, chosen=chosen, again=again)
+            there = sides.made_before(order.goal, out)
+            if there is not None:
+                sides.say_there(there, _document(seen), time.monotonic() - begun, out)
+                return None
         with following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
         receipt = None
         if chosen is not None:
-            receipt = _publish(done, seen, side, how, chosen=chosen, out=out)
-        _tell(done, seen, receipt, time.monotonic() - begun, out)
+            order = order or _order(seen, side, called, dtype, keep, chosen=chosen, again=again)
+            receipt = _publish(done, seen, side, order, out)
+        _tell(done, seen, receipt, time.monotonic() - begun, out, kept=target is not None)
     return None
 
 
-class _How(NamedTuple):
-    """What was asked for: the precision, the classes of layers that get fp32, and the name of the result."""
+class _Order(NamedTuple):
+    """What a cast is published as, and what of."""
 
-    dtype: str
-    keep: list[str]
-    name: str
+    goal: Goal
+    parent: Parent
 
 
-def _publish(done: Merged, seen: Look, side: Side, how: _How, *, chosen: RemoteSettings, out: Output) -> Receipt:
-    """Publish a cast folder as a version of its own name."""
+def _order(
+    seen: Look, side: Side, name: str, dtype: str, keep: list[str], *, chosen: RemoteSettings, again: bool
+) -> _Order:
+    """Return how the result of a cast that can be made is published; a folder is hashed for it."""
     assert seen.base is not None
     content = side.content or content_of(seen.base)
     ref = side.ref if side.content else seen.base.base.id or seen.base.artifact
+    goal = Goal(name, recast.derivation(content, dtype, keep), "cast", chosen, again)
+    return _Order(goal, Parent(ref=ref, content=content))
+
+
+def _publish(done: Merged, seen: Look, side: Side, order: _Order, out: Output) -> Receipt:
+    """Publish a cast folder as a version of its own name."""
     admission = recast.admit_cast(
-        done, seen, Parent(ref=ref, content=content), side.facts,
-        name=how.name, policy=rules([chosen]), host=socket.gethostname(),
+        done, seen, order.parent, side.facts,
+        name=order.goal.name, policy=rules([order.goal.chosen]), host=socket.gethostname(),
     )  # fmt: skip
-    key = recast.derivation(content, how.dtype, how.keep)
-    return sides.publish_made(how.name, admission, key, maker="cast", chosen=chosen, out=out)
+    return sides.publish_made(order.goal, admission, out)
 
 
 def _show(seen: Look, dtype: str, out: Output) -> None:
@@ -129,11 +144,11 @@ def _document(seen: Look) -> dict[str, Any]:
     return {"schema": SCHEMA, "outcome": seen.outcome, "facts": seen.facts, "findings": seen.findings}
 
 
-def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output) -> None:
+def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output, *, kept: bool) -> None:
     """Print where the result lies, and what was proven."""
     ref = f"{receipt.name}@v{receipt.n}" if receipt is not None else None
     if out.as_json:
-        document = _document(seen) | sides.told(done, receipt, seconds)
+        document = _document(seen) | sides.told(done, receipt, seconds, kept=kept)
         out.json(plain(document))
         return
     proof = done.facts["proof"]

@@ -5,7 +5,7 @@ import socket
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -49,6 +49,7 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 @click.option("--name", metavar="NAME", help="Publish the result as NAME-merged-DTYPE [default: the adapter's name].")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), help="The precision of the result [default: the base's].")
 @click.option("--dry-run", is_flag=True, help="Only say what would be merged and what stands against it.")
+@click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
 @click.option("--unchanged", is_flag=True, help="Allow a result that equals the base after rounding.")
 @click.option(
     "--behaviour", is_flag=True, help="Also run base, adapter and result, and compare what they compute (torch extra)."
@@ -75,6 +76,7 @@ def merge(
     name: str | None,
     dtype: str | None,
     dry_run: bool,
+    again: bool,
     unchanged: bool,
     behaviour: bool,
     device: str,
@@ -115,6 +117,13 @@ def merge(
         if unsure and seen.planned is not None:
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
+        order = None
+        if chosen is not None and target is None:
+            order = _order(seen, found, under, wanted=wanted, chosen=chosen, again=again)
+            there = sides.made_before(order.goal, out)
+            if there is not None and (not behaviour or there.facts.get("behaviour") is not None):
+                sides.say_there(there, _document(seen), time.monotonic() - begun, out)
+                return None
         if not out.as_json and start.standing(seen, place) is None:
             _ahead(seen, behaviour=behaviour, out=out)
         with following(out) as follower:
@@ -129,18 +138,29 @@ def merge(
             )
         receipt = None
         if chosen is not None:
-            assert wanted is not None
-            receipt = _publish(done, seen, found, under, wanted=wanted, chosen=chosen, out=out)
-        _tell(done, seen, receipt, time.monotonic() - begun, out)
+            order = order or _order(seen, found, under, wanted=wanted, chosen=chosen, again=again)
+            receipt = _publish(done, seen, order, out)
+        _tell(done, seen, receipt, time.monotonic() - begun, out, kept=target is not None)
     return None
 
 
-def _publish(
-    done: Merged, seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings, out: Output
-) -> Receipt:
-    """Publish a merged folder as a version of its own name."""
+class _Order(NamedTuple):
+    """What a merge is published as, and what of."""
+
+    goal: sides.Goal
+    adapters: list[Parent]
+    base: Parent
+
+
+def _order(
+    seen: Look, found: list[Side], under: Side, *, wanted: str | None, chosen: RemoteSettings, again: bool
+) -> _Order:
+    """Return how the result of a merge that can be made is published; folders are hashed for it. Raises UsageError."""
     assert seen.base is not None
-    dtype = str(done.facts["written_dtype"])
+    assert seen.planned is not None
+    assert seen.planned.plan is not None
+    assert wanted is not None
+    dtype = seen.planned.plan.dtype
     name = papers.merged_name(wanted, dtype)
     adapters = [
         Parent(ref=side.ref if side.content else one.artifact, content=side.content or papers.content_of(one),
@@ -149,14 +169,20 @@ def _publish(
     ]  # fmt: skip
     content = under.content or papers.content_of(seen.base)
     beneath = Parent(ref=under.ref if under.content else content, content=content)
-    with sides.asking(chosen) as ask:
+    goal = sides.Goal(name, papers.derivation(adapters, beneath, dtype), "merge", chosen, again)
+    return _Order(goal, adapters, beneath)
+
+
+def _publish(done: Merged, seen: Look, order: _Order, out: Output) -> Receipt:
+    """Publish a merged folder as a version of its own name."""
+    goal = order.goal
+    with sides.asking(goal.chosen) as ask:
         admission = papers.admit_merged(
-            done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname(),
-            caches=cache_roots(os.environ), ask=ask, published=partial(published_as, chosen),
+            done, seen, order.adapters, order.base,
+            name=goal.name, policy=rules([goal.chosen]), host=socket.gethostname(),
+            caches=cache_roots(os.environ), ask=ask, published=partial(published_as, goal.chosen),
         )  # fmt: skip
-    return sides.publish_made(
-        name, admission, papers.derivation(adapters, beneath, dtype), maker="merge", chosen=chosen, out=out
-    )
+    return sides.publish_made(goal, admission, out)
 
 
 # ----------------------------------------------------------------------------------------------------------- the words
@@ -208,11 +234,11 @@ def _show(seen: Look, out: Output) -> None:
     _findings(seen.findings, out)
 
 
-def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output) -> None:
+def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output, *, kept: bool) -> None:
     """Print where the result lies, and what was proven."""
     ref = f"{receipt.name}@v{receipt.n}" if receipt is not None else None
     if out.as_json:
-        document = _document(seen) | sides.told(done, receipt, seconds)
+        document = _document(seen) | sides.told(done, receipt, seconds, kept=kept)
         out.json(plain(document))
         return
     for finding in ordered(done.findings):

@@ -15,16 +15,18 @@ from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk
 from weighbridge.registry.cli import context, fresh, paths
+from weighbridge.registry.cli.inspect import plain
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admission import Admission
-from weighbridge.registry.flow.publish import prepare, publish
+from weighbridge.registry.flow.publish import prepare, publish, standing
 from weighbridge.registry.flow.pull import checked_manifest, pull
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.hub_rules import is_repo_id
+from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.types import BaseFacts, Facts, Models, Owner, Provenance, Receipt
@@ -185,16 +187,73 @@ def asking(chosen: RemoteSettings) -> Iterator[Models | None]:
         opened.close()
 
 
-def publish_made(
-    name: str, admission: Admission, derivation: str, *, maker: str, chosen: RemoteSettings, out: Output
-) -> Receipt:
-    """Publish what a command has made, or join what was made from the same before; `maker` is the command."""
+class Goal(NamedTuple):
+    """Where a result is published: under which name, made how, by which command; `again` in spite of a withdrawal."""
+
+    name: str
+    derivation: str
+    maker: str
+    chosen: RemoteSettings
+    again: bool
+
+    @property
+    def owner(self) -> Owner:
+        """Who publishes."""
+        return Owner(host=socket.gethostname(), daemon=f"{self.maker} by {fresh.whoami()}")
+
+
+class There(NamedTuple):
+    """A version that was made of the same things in the same way, and what it was published with."""
+
+    receipt: Receipt
+    manifest: Manifest
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was proven of it when it was made."""
+        proven = [one for one in self.manifest.facts.findings if one.code.endswith("-proven")]
+        return proven[0].data if proven else {}
+
+
+def made_before(goal: Goal, out: Output) -> There | None:
+    """Return the version that need not be made again, None where the work is to be done; the team is told at need.
+
+    Raises what `fresh.registry_of` and `claim.made_before` raise: better before the work than after.
+    """
     untold: list[WeighbridgeError] = []
+    opened = context.connect(goal.chosen)
+    try:
+        registry = fresh.registry_of(goal.chosen, opened, writer=goal.owner.daemon)
+        with _in_words_of(goal):
+            found = standing(
+                opened, goal.chosen.name, registry, goal.name, goal.derivation, again=goal.again, untold=untold.append
+            )
+        if found is not None:
+            fresh.published(goal.chosen, opened, found[0], untold, out)
+    finally:
+        opened.close()
+    return There(*found) if found is not None else None
+
+
+@contextmanager
+def _in_words_of(goal: Goal) -> Iterator[None]:
+    """Put this command in the place of the one that an error's fix names: the flow does not know who asks."""
+    try:
+        yield
+    except WeighbridgeError as error:
+        if error.data.get("option") == "again" and error.fix:
+            error.fix = error.fix.replace("registry push --again", f"the same registry {goal.maker} with --again")
+        raise
+
+
+def publish_made(goal: Goal, admission: Admission, out: Output) -> Receipt:
+    """Publish what a command has made, or join what was made from the same before."""
+    untold: list[WeighbridgeError] = []
+    chosen, name = goal.chosen, goal.name
     opened = context.connect(chosen)
     try:
-        owner = Owner(host=socket.gethostname(), daemon=f"{maker} by {fresh.whoami()}")
-        registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
-        with following(out) as follower:
+        registry = fresh.registry_of(chosen, opened, writer=goal.owner.daemon)
+        with following(out) as follower, _in_words_of(goal):
             candidate = prepare(
                 opened,
                 name,
@@ -202,13 +261,14 @@ def publish_made(
                 admission.facts,
                 transform=admission.transform,
                 made=admission.made,
-                derivation=derivation,
+                derivation=goal.derivation,
                 progress=follower.total,
             )
             try:
                 receipt = publish(
-                    opened, chosen.name, registry, candidate, owner, untold=untold.append, progress=follower.total
-                )
+                    opened, chosen.name, registry, candidate, goal.owner,
+                    again=goal.again, untold=untold.append, progress=follower.total,
+                )  # fmt: skip
             except BaseException:
                 staging.discard(candidate.bundle)
                 raise
@@ -224,11 +284,24 @@ def say_version(receipt: Receipt | None, out: Output) -> None:
         out.talk("the same was published before, under this number")
 
 
-def told(done: Merged, receipt: Receipt | None, seconds: float) -> dict[str, Any]:
-    """Return what is printed of something made: where it lies, its version, its files and what was proven."""
+def say_there(there: There, document: dict[str, Any], seconds: float, out: Output) -> None:
+    """Say that nothing had to be made; `document` is what was found before."""
+    receipt, manifest = there
+    ref = f"{receipt.name}@v{receipt.n}"
+    if out.as_json:
+        files = {file.path: {"size": file.size, "sha256": file.sha256} for file in manifest.files}
+        done = Merged("", "", files, document["facts"] | there.facts, manifest.facts.findings)
+        out.json(plain(document | told(done, receipt, seconds, kept=False)))
+        return
+    out.talk(f"it is there already, as {ref}: made before of the same parents in the same way, and not made again")
+    out.say(ref)
+
+
+def told(done: Merged, receipt: Receipt | None, seconds: float, *, kept: bool) -> dict[str, Any]:
+    """Return what is printed of something made: its version, its files, what was proven, and where it is `kept`."""
     return {
         "dry_run": False,
-        "path": done.path,
+        "path": done.path if kept else None,
         "ref": f"{receipt.name}@v{receipt.n}" if receipt is not None else None,
         "joined": done.joined or (receipt is not None and receipt.joined),
         "facts": done.facts,

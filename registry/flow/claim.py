@@ -94,6 +94,25 @@ def claim(
     )
 
 
+def made_before(
+    remote: Remote, registry: types.Registry, name: str, derivation: str, *, again: bool = False
+) -> Claimed | None:
+    """Return the committed version that was made of the same things in the same way, None where there is none.
+
+    None also while one is being published: whoever makes it anew may be the one who goes on there. Nothing is claimed.
+    Raises WithdrawnContentError unless `again`, IntegrityError for a damaged claim or decision, NameTakenError.
+    """
+    repositories = commits.of(remote)
+    if repositories is not None:
+        return commit_claim.made_before(repositories, name, derivation, again=again)
+    found = claims.read_all(remote, registry, name)
+    same = {n: known for n, known in found.items() if known.derivation == derivation}
+    try:
+        return _join(remote, name, same, "", derivation, again=again)
+    except errors.NotFinishedError:
+        return None
+
+
 def _join(
     remote: Remote, name: str, found: Mapping[int, Known], content: str, derivation: str | None, *, again: bool
 ) -> Claimed | None:

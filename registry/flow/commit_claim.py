@@ -72,6 +72,11 @@ def claim(
     )
 
 
+def made_before(remote: CommitRemote, name: str, derivation: str, *, again: bool) -> Claimed | None:
+    """Return the version that was made of the same things in the same way. Raises WithdrawnContentError."""
+    return _join(remote, remote.look(name, whole=False), "", derivation, again=again)
+
+
 def _refuse_others(
     remote: CommitRemote,
     standing: Standing,
