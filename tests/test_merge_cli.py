@@ -136,6 +136,8 @@ def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     assert {"merge-proven", "license-looser-than-base"} <= codes
     card = desk.ok("card", "sft-merged-bf16@v1").out
     assert "nothing in the adapter tells whether this base is the one it was trained on" in " ".join(card.split())
+    words = "what it computes was not compared with base and adapter"
+    assert (words in " ".join(card.split()), words in desk.ok("show", "sft-merged-bf16@v1").out) == (True, True)
     assert "license: cc-by-nc-4.0" in card
     assert "A model with an adapter merged into its base" in card
     assert "AutoModelForCausalLM.from_pretrained" in card

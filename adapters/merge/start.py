@@ -185,14 +185,18 @@ def _judged(result: dict[str, Any], ready: Ready, base: str, *, unchanged: bool)
     found: list[Finding] = []
     if fidelity["cosine"] is not None and fidelity["cosine"] < COSINE:
         found.append(update_lost(result["dtype"], fidelity["unchanged_share"], fidelity["cosine"]))
+    facts = _facts(result)
+    words = compared.words
+    if facts.get("behaviour") is None:
+        words = "; what it computes was not compared with base and adapter"
     found.append(
         findings.finding(
             "merge-proven",
             "model",
             f"{proof['tensors_copied']} tensors are the base's byte for byte, {proof['tensors_changed']} changed ones "
             f"were read again: {proof['elements_checked']} elements, none further from the exact sum than rounding "
-            f"allows{compared.words}. Of the base: {base}",
-            **_facts(result),
+            f"allows{words}. Of the base: {base}",
+            **facts,
         )
     )
     return found + ([behave.untold(compared.why)] if compared.why is not None else [])
