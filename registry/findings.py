@@ -260,6 +260,7 @@ CODES: Final[dict[str, Code]] = {
     "merge-template-differs": Code("warn", "the chat template of the adapter is not the base's"),
     "merge-eos-differs": Code("warn", "the adapter's tokenizer ends at another token than the base's"),
     "merge-update-lost": Code("warn", "the precision of the result cannot hold the adapter's change"),
+    "merge-applies-more": Code("warn", "the merge applies a part of the adapter that the model passes over beside it"),
     "merge-changes-nothing": Code("block", "the merged model would equal the base", integrity=True),
     "merge-not-finite": Code("block", "the merge gives values that cannot be stored", integrity=True),
     "merge-unproven": Code("block", "the written model is not what base and adapter add up to", integrity=True),

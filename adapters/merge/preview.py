@@ -17,7 +17,7 @@ from weighbridge.adapters.memory import available
 from weighbridge.adapters.merge import adapter as adapters_of
 from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge import bundle as bundles
-from weighbridge.adapters.merge import estimate, identity, outside
+from weighbridge.adapters.merge import estimate, identity, outside, unheard
 from weighbridge.adapters.merge import plan as plans
 from weighbridge.adapters.merge.adapter import Adapter
 from weighbridge.adapters.merge.base import Base
@@ -168,6 +168,7 @@ def _planned(
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
+    found += unheard.heard_after(str(model.config.get("model_type")), read)
     facts["base_identity"], more = identity.compare(
         model, parts, configs, planned.copies, tuple(sources), here=here, called=called
     )
