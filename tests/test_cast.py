@@ -137,6 +137,7 @@ def test_a_version_is_cast_and_published_with_its_lineage(desk: Desk) -> None:
     assert (told["ref"], told["facts"]["cast"]) == ("chat-fp16@v1", {"BF16 to F16": 21})
     again = conforms(desk.ok("cast", "chat@v1", "--dtype", "fp16", "--json").json, "cast")
     assert (again["ref"], again["joined"], again["facts"]["proof"]) == ("chat-fp16@v1", True, told["facts"]["proof"])
+    (desk.root / "models" / "chat" / "v1" / "model.safetensors").unlink()  # nor is what it was made of fetched
     said = desk.ok("cast", "chat@v1", "--dtype", "fp16").err
     assert ("it is there already, as chat-fp16@v1" in said, "tensors cast" in said) == (True, False)
     stored = (desk.root / "models" / "chat-fp16" / "v1" / "manifest.json").read_bytes()

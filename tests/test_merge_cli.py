@@ -180,6 +180,11 @@ def test_a_base_can_be_a_version_or_lie_in_the_hub_cache(desk: Desk, monkeypatch
     """A base is found by name and number in the registry, and by its id in a Hub cache; elsewhere it is not found."""
     desk.ok("push", "base", "--name", "tiny-base")
     told = desk.ok("merge", "adapter", "--base", "tiny-base@v1", "--name", "one", "--json").json
+    desk.ok("push", "adapter", "--name", "one")
+    (desk.root / "models" / "one" / "v1" / "adapter_model.safetensors").unlink()
+    for more in ((), ("--dtype", "bf16")):  # what it is made of is not fetched where their numbers tell that it is there
+        again = conforms(desk.ok("merge", "one@v1", "--base", "tiny-base@v1", *more, "--json").json, "merge")
+        assert (again["ref"], again["joined"]) == ("one-merged-bf16@v1", True)
     stored = (desk.root / "models" / "one-merged-bf16" / "v1" / "manifest.json").read_bytes()
     assert parse(stored).facts.lineage[1].ref == "tiny-base@v1"
     assert told["facts"]["proof"]["passed"]

@@ -102,7 +102,7 @@ def cast(
         if there is not None:
             return there
         result = staging.carry_out(staging.begun(ready, workers), progress)
-        found = [*look.findings, *_judged(result, ready)]
+        found = [*look.findings, *_judged(result, ready, look.facts)]
         facts = {**look.facts, **_facts(result)}
         record = {
             "schema": SCHEMA,
@@ -182,7 +182,7 @@ def _answer(
     return Look((), judged, outcome(found), facts, found, [], planned, made, what="cast")
 
 
-def _judged(result: dict[str, Any], ready: Ready) -> list[Finding]:
+def _judged(result: dict[str, Any], ready: Ready, facts: Mapping[str, Any]) -> list[Finding]:
     """Return the finding of what was written. Raises RefusedError where it is not what it must be."""
     proof = result["proof"]
     if not proof["passed"]:
@@ -210,6 +210,8 @@ def _judged(result: dict[str, Any], ready: Ready) -> list[Finding]:
             f"again: every one of {proof['elements_cast']} elements is the original's, rounded once; "
             f"{proof['elements_exact']} are equal to it, {proof['elements_to_zero']} became zero",
             **_facts(result),
+            cast=facts["cast"],
+            keep_fp32=facts["keep_fp32"],
         )
     ]
 

@@ -7,17 +7,16 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from weighbridge.adapters.merge import casting
+from weighbridge.adapters.merge import casting, staging
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
 from weighbridge.adapters.target import free
-from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.cli.sides import Goal, Side
+from weighbridge.registry.cli.sides import Away, Goal, Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import recast
 from weighbridge.registry.flow.merged import Parent, content_of
@@ -68,32 +67,37 @@ def cast(
     keep = sorted({word.strip() for word in (keep_fp32 or "").split(",") if word.strip()})
     words = ["cast", model, remote or "", config or "", dtype, *keep, "as", name or ""]
     with sides.scratch(words, dry_run=dry_run) as scratch:
-        side = sides.find(model, scratch, remote, config, out)
-        wanted = name or side.name
+        found = sides.find(model, remote, config, out)
+        wanted = name or (found.version.name if isinstance(found, Away) else None)
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
+        chosen = None
+        if (name is not None or target is None) and not dry_run:  # a wrong name or remote is told before the work
+            called = recast.cast_name(wanted or "", dtype)
+            chosen = context.choose_remote(context.settings(config), remote)
+
+        def order_of(parent: Parent) -> _Order:
+            assert chosen is not None
+            return _Order(Goal(called, recast.derivation(parent.content, dtype, keep), "cast", chosen, again), parent)
+
+        order = order_of(found.parent) if chosen is not None and isinstance(found, Away) else None
+        if order is not None and target is None and _is_there(order, begun, out):
+            return None
+        side = sides.fetched(found, scratch, remote, config, out)
         sides.apart(target, side)
         seen = casting.look(side.path, dtype=dtype, keep=keep)
         if dry_run:
             _show(seen, dtype, out)
             return EXIT[seen.outcome]
-        chosen = None
-        if name is not None or target is None:  # a wrong name or remote is told before the work, not after
-            called = recast.cast_name(wanted or "", dtype)
-            chosen = context.choose_remote(context.settings(config), remote)
         place = target if target is not None else sides.result(scratch(), seen, casting.RECORD)
-        order = None
-        if chosen is not None and target is None:
-            order = _order(seen, side, called, dtype, keep, chosen=chosen, again=again)
-            there = sides.made_before(order.goal, out)
-            if there is not None:
-                sides.say_there(there, _document(seen), time.monotonic() - begun, out)
+        if chosen is not None and order is None:
+            order = order_of(_parent(seen))
+            if target is None and _is_there(order, begun, out):
                 return None
         with following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
         receipt = None
-        if chosen is not None:
-            order = order or _order(seen, side, called, dtype, keep, chosen=chosen, again=again)
+        if order is not None:
             receipt = _publish(done, seen, side, order, out)
         _tell(done, seen, receipt, time.monotonic() - begun, out, kept=target is not None)
     return None
@@ -106,15 +110,19 @@ class _Order(NamedTuple):
     parent: Parent
 
 
-def _order(
-    seen: Look, side: Side, name: str, dtype: str, keep: list[str], *, chosen: RemoteSettings, again: bool
-) -> _Order:
-    """Return how the result of a cast that can be made is published; a folder is hashed for it."""
+def _parent(seen: Look) -> Parent:
+    """Return a folder that can be cast as the side of a cast; it is hashed."""
+    staging.allowed(seen)
     assert seen.base is not None
-    content = side.content or content_of(seen.base)
-    ref = side.ref if side.content else seen.base.base.id or seen.base.artifact
-    goal = Goal(name, recast.derivation(content, dtype, keep), "cast", chosen, again)
-    return _Order(goal, Parent(ref=ref, content=content))
+    return Parent(ref=seen.base.base.id or seen.base.artifact, content=content_of(seen.base))
+
+
+def _is_there(order: _Order, begun: float, out: Output) -> bool:
+    """Return whether the same cast was published before, and say so."""
+    there = sides.made_before(order.goal, out)
+    if there is not None:
+        sides.say_there(there, {"schema": SCHEMA}, time.monotonic() - begun, out)
+    return there is not None
 
 
 def _publish(done: Merged, seen: Look, side: Side, order: _Order, out: Output) -> Receipt:

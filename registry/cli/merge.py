@@ -13,7 +13,7 @@ from weighbridge.adapters.license import cache_roots
 from weighbridge.adapters.merge import identity, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
-from weighbridge.adapters.merge.values import DTYPES
+from weighbridge.adapters.merge.values import DTYPES, WIDTH
 from weighbridge.adapters.target import free
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
@@ -21,7 +21,7 @@ from weighbridge.registry.cli.catalogue import published_as
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.cli.sides import Side
+from weighbridge.registry.cli.sides import Away, Goal, Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import merged as papers
 from weighbridge.registry.flow.merged import Parent
@@ -98,31 +98,36 @@ def merge(
     shape = ["as", dtype or "", str(unchanged), name or ""]  # what else decides the result
     words = ["merge", adapter, *others, base, remote or "", config or "", *shape]
     with sides.scratch(words, dry_run=dry_run) as scratch:
-        found = [sides.find(text, scratch, remote, config, out) for text in (adapter, *others)]
-        under = sides.find(base, scratch, remote, config, out, hub=True)
-        wanted = name or found[0].name
+        over = [sides.find(text, remote, config, out) for text in (adapter, *others)]
+        below = sides.find(base, remote, config, out, hub=True)
+        wanted = name or (over[0].version.name if isinstance(over[0], Away) else None)
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
+        chosen = None
+        if (name is not None or target is None) and not dry_run:  # a wrong name or remote is told before the work
+            check_name(wanted or "")
+            chosen = context.choose_remote(context.settings(config), remote)
+        known = None
+        if chosen is not None and target is None:
+            known = _known(over, below, dtype, wanted=wanted or "", chosen=chosen, again=again)
+            if known is not None and _is_there(known, begun, out, behaviour=behaviour):
+                return None
+        found = [sides.fetched(one, scratch, remote, config, out) for one in over]
+        under = sides.fetched(below, scratch, remote, config, out)
         sides.apart(target, *found, under)
-        fetched = under.ref if under.content else None
-        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run, called=fetched)
+        called = under.ref if under.parent is not None else None
+        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run, called=called)
         if dry_run:
             _show(seen, out)
             return EXIT[seen.outcome]
-        chosen = None
-        if name is not None or target is None:  # a wrong name or remote is told before the work, not after
-            check_name(wanted or "")
-            chosen = context.choose_remote(context.settings(config), remote)
         unsure = identity.told(seen.facts.get("base_identity"), seen.findings) == identity.UNKNOWN
         if unsure and seen.planned is not None:
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
         order = None
         if chosen is not None and target is None:
-            order = _order(seen, found, under, wanted=wanted, chosen=chosen, again=again)
-            there = sides.made_before(order.goal, out)
-            if there is not None and (not behaviour or there.facts.get("behaviour") is not None):
-                sides.say_there(there, _document(seen), time.monotonic() - begun, out)
+            order = _order(seen, found, under, wanted=wanted or "", chosen=chosen, again=again)
+            if order != known and _is_there(order, begun, out, behaviour=behaviour):
                 return None
         if not out.as_json and start.standing(seen, place) is None:
             _ahead(seen, behaviour=behaviour, out=out)
@@ -138,7 +143,7 @@ def merge(
             )
         receipt = None
         if chosen is not None:
-            order = order or _order(seen, found, under, wanted=wanted, chosen=chosen, again=again)
+            order = order or _order(seen, found, under, wanted=wanted or "", chosen=chosen, again=again)
             receipt = _publish(done, seen, order, out)
         _tell(done, seen, receipt, time.monotonic() - begun, out, kept=target is not None)
     return None
@@ -147,30 +152,58 @@ def merge(
 class _Order(NamedTuple):
     """What a merge is published as, and what of."""
 
-    goal: sides.Goal
+    goal: Goal
     adapters: list[Parent]
     base: Parent
 
 
-def _order(
-    seen: Look, found: list[Side], under: Side, *, wanted: str | None, chosen: RemoteSettings, again: bool
-) -> _Order:
-    """Return how the result of a merge that can be made is published; folders are hashed for it. Raises UsageError."""
+def _known(
+    over: list[Side | Away], below: Side | Away, dtype: str | None, *, wanted: str, chosen: RemoteSettings, again: bool
+) -> _Order | None:
+    """Return how the result is published where published versions alone tell it: then none need be fetched for it.
+
+    None where a folder is among them, or where the base's weights are of several precisions.
+    """
+    adapters = [one.parent for one in over if isinstance(one, Away)]
+    if isinstance(below, Side) or len(adapters) < len(over):
+        return None
+    stored = [kind for kind in below.facts.weights.dtypes if kind in WIDTH]
+    if len(stored) != 1:
+        return None
+    return _ordered(adapters, below.parent, DTYPES[dtype] if dtype else stored[0], wanted, chosen, again=again)
+
+
+def _order(seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings, again: bool) -> _Order:
+    """Return how the result of a merge that can be made is published; folders are hashed for it."""
     assert seen.base is not None
     assert seen.planned is not None
     assert seen.planned.plan is not None
-    assert wanted is not None
-    dtype = seen.planned.plan.dtype
-    name = papers.merged_name(wanted, dtype)
     adapters = [
-        Parent(ref=side.ref if side.content else one.artifact, content=side.content or papers.content_of(one),
-               provenance=side.provenance, base=side.base)
+        side.parent or Parent(ref=one.artifact, content=papers.content_of(one))
         for side, one in zip(found, seen.adapters, strict=True)
-    ]  # fmt: skip
-    content = under.content or papers.content_of(seen.base)
-    beneath = Parent(ref=under.ref if under.content else content, content=content)
-    goal = sides.Goal(name, papers.derivation(adapters, beneath, dtype), "merge", chosen, again)
-    return _Order(goal, adapters, beneath)
+    ]
+    beneath = under.parent
+    if beneath is None:
+        content = papers.content_of(seen.base)
+        beneath = Parent(ref=content, content=content)
+    return _ordered(adapters, beneath, seen.planned.plan.dtype, wanted, chosen, again=again)
+
+
+def _ordered(
+    adapters: list[Parent], base: Parent, dtype: str, wanted: str, chosen: RemoteSettings, *, again: bool
+) -> _Order:
+    """Return how a merge of some parents is published. Raises UsageError for a name that cannot be."""
+    key = papers.derivation(adapters, base, dtype)
+    return _Order(Goal(papers.merged_name(wanted, dtype), key, "merge", chosen, again), adapters, base)
+
+
+def _is_there(order: _Order, begun: float, out: Output, *, behaviour: bool) -> bool:
+    """Return whether the same merge was published before, and compared where that is asked for; and say so."""
+    there = sides.made_before(order.goal, out)
+    if there is None or (behaviour and there.facts.get("behaviour") is None):
+        return False
+    sides.say_there(there, {"schema": SCHEMA, "artifact": ARTIFACT}, time.monotonic() - begun, out)
+    return True
 
 
 def _publish(done: Merged, seen: Look, order: _Order, out: Output) -> Receipt:

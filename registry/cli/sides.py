@@ -19,17 +19,20 @@ from weighbridge.registry.cli.inspect import plain
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError
+from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admission import Admission
+from weighbridge.registry.flow.merged import Parent
 from weighbridge.registry.flow.publish import prepare, publish, standing
 from weighbridge.registry.flow.pull import checked_manifest, pull
+from weighbridge.registry.flow.resolve import Resolved
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
-from weighbridge.registry.types import BaseFacts, Facts, Models, Owner, Provenance, Receipt
+from weighbridge.registry.types import Facts, Models, Owner, Receipt
 
 KEPT: Final = 2 * 86_400.0
 """Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
@@ -38,24 +41,25 @@ KEPT: Final = 2 * 86_400.0
 RESULT: Final = "result"
 
 
+class Away(NamedTuple):
+    """A published version that is not fetched yet."""
+
+    version: Resolved
+    facts: Facts
+
+    @property
+    def parent(self) -> Parent:
+        """What is recorded of it as a side of a merge or a cast."""
+        return Parent(self.version.ref, self.version.content, self.facts.provenance, self.facts.base)
+
+
 class Side(NamedTuple):
-    """Where it lies, and what is known of it where it is a published version."""
+    """A folder, and what is known of it where it is a published version that was fetched."""
 
     path: Path
     ref: str
-    name: str | None = None
-    content: str | None = None
+    parent: Parent | None = None
     facts: Facts | None = None
-
-    @property
-    def provenance(self) -> Provenance | None:
-        """Where a published version comes from."""
-        return self.facts.provenance if self.facts is not None else None
-
-    @property
-    def base(self) -> BaseFacts:
-        """The base of a published version."""
-        return self.facts.base if self.facts is not None else BaseFacts()
 
 
 def apart(target: Path | None, *sources: Side) -> None:
@@ -132,9 +136,7 @@ def result(folder: Path, seen: Look, record: str) -> Path:
     return goal
 
 
-def find(
-    text: str, make: Callable[[], Path], remote: str | None, config: str | None, out: Output, *, hub: bool = False
-) -> Side:
+def find(text: str, remote: str | None, config: str | None, out: Output, *, hub: bool = False) -> Side | Away:
     """Return what a word of the command means; with `hub` it may be an id in the Hub cache. Raises NotFoundError."""
     if Path(text).exists():
         return Side(Path(text), text)
@@ -149,18 +151,23 @@ def find(
             why="it is no folder here" + (", and not in the Hub cache" if hub else ""),
             fix="name a folder that exists, or a version such as name@v7",
         )
-    return _fetched(text, make(), remote, config, out)
-
-
-def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, out: Output) -> Side:
-    """Return a published version as a folder."""
     chosen = context.choose_remote(context.settings(config), remote)
-    with fresh.opened(chosen, out, ref=ref) as opened:
-        version = opened.resolve(ref)
-        folder = scratch / f"{version.name}@v{version.n}"
+    with fresh.opened(chosen, out, ref=text) as opened:
+        version = opened.resolve(text)
+        return Away(version, checked_manifest(opened.remote, version.name, version.n, version.manifest).facts)
+
+
+def fetched(found: Side | Away, make: Callable[[], Path], remote: str | None, config: str | None, out: Output) -> Side:
+    """Return what was found as a folder."""
+    if isinstance(found, Side):
+        return found
+    version = found.version
+    folder = make() / f"{version.name}@v{version.n}"
+    opened = context.connect(context.choose_remote(context.settings(config), remote))
+    try:
         with following(out) as follower:
             pull(
-                opened.remote,
+                opened,
                 version.name,
                 version.n,
                 folder,
@@ -169,8 +176,9 @@ def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, ou
                 begin=follower.begin,
                 progress=follower.moved,
             )
-        manifest = checked_manifest(opened.remote, version.name, version.n, version.manifest)
-    return Side(folder, version.ref, version.name, version.content, manifest.facts)
+    finally:
+        opened.close()
+    return Side(folder, version.ref, found.parent, found.facts)
 
 
 @contextmanager
@@ -284,14 +292,15 @@ def say_version(receipt: Receipt | None, out: Output) -> None:
         out.talk("the same was published before, under this number")
 
 
-def say_there(there: There, document: dict[str, Any], seconds: float, out: Output) -> None:
-    """Say that nothing had to be made; `document` is what was found before."""
+def say_there(there: There, words: dict[str, Any], seconds: float, out: Output) -> None:
+    """Say that nothing had to be made; `words` are what every document of the command holds."""
     receipt, manifest = there
     ref = f"{receipt.name}@v{receipt.n}"
     if out.as_json:
         files = {file.path: {"size": file.size, "sha256": file.sha256} for file in manifest.files}
-        done = Merged("", "", files, document["facts"] | there.facts, manifest.facts.findings)
-        out.json(plain(document | told(done, receipt, seconds, kept=False)))
+        found = manifest.facts.findings
+        done = Merged("", "", files, there.facts, found)
+        out.json(plain({**words, "outcome": outcome(found)} | told(done, receipt, seconds, kept=False)))
         return
     out.talk(f"it is there already, as {ref}: made before of the same parents in the same way, and not made again")
     out.say(ref)
