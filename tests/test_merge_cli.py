@@ -182,7 +182,10 @@ def test_a_base_can_be_a_version_or_lie_in_the_hub_cache(desk: Desk, monkeypatch
     told = desk.ok("merge", "adapter", "--base", "tiny-base@v1", "--name", "one", "--json").json
     desk.ok("push", "adapter", "--name", "one")
     (desk.root / "models" / "one" / "v1" / "adapter_model.safetensors").unlink()
-    for more in ((), ("--dtype", "bf16")):  # what it is made of is not fetched where their numbers tell that it is there
+    for more in (
+        (),
+        ("--dtype", "bf16"),
+    ):  # nothing is fetched where the numbers tell that it is there
         again = conforms(desk.ok("merge", "one@v1", "--base", "tiny-base@v1", *more, "--json").json, "merge")
         assert (again["ref"], again["joined"]) == ("one-merged-bf16@v1", True)
     stored = (desk.root / "models" / "one-merged-bf16" / "v1" / "manifest.json").read_bytes()

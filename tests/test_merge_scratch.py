@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weighbridge.adapters.merge import casting, staging
+from weighbridge.adapters.merge import casting, children, staging
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.registry import errors
 from weighbridge.registry.cli import sides
@@ -138,7 +138,7 @@ def test_what_was_begun_under_a_name_goes_when_something_else_got_it(tmp_path: P
     cut, running = (begun(model, tmp_path / "out", dtype) for dtype in ("fp32", "fp16"))
     for ready in (cut, running):
         staging.make(ready)
-        staging.begun(ready, 1)
+        children.begun(ready, 1)
     (tmp_path / ".out.merge-notes").mkdir()
     third = builders.llama_model(tmp_path / "third", dtype="F32", tensors=builders.llama_tensors(dtype="F32"))
     with staging.held(running.stage):

@@ -17,8 +17,8 @@ from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge import bundle as bundles
+from weighbridge.adapters.merge import children, staging
 from weighbridge.adapters.merge import plan as plans
-from weighbridge.adapters.merge import staging
 from weighbridge.adapters.merge.base import Base
 from weighbridge.adapters.merge.place import Placed
 from weighbridge.adapters.merge.preview import Look
@@ -101,7 +101,7 @@ def cast(
     with staging.working(ready) as there:
         if there is not None:
             return there
-        result = staging.carry_out(staging.begun(ready, workers), progress)
+        result = children.carry_out(children.begun(ready, workers), progress)
         found = [*look.findings, *_judged(result, ready, look.facts)]
         facts = {**look.facts, **_facts(result)}
         record = {

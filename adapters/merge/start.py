@@ -11,10 +11,11 @@ from weighbridge import __version__
 from weighbridge.adapters import layout, paths
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.merge import base as bases
-from weighbridge.adapters.merge import behave, identity, outside, pays, staging
+from weighbridge.adapters.merge import behave, children, identity, outside, pays, staging
+from weighbridge.adapters.merge.children import Begun, Outside
 from weighbridge.adapters.merge.outside import Configs
 from weighbridge.adapters.merge.preview import COSINE, Look, update_lost
-from weighbridge.adapters.merge.staging import OUT, Begun, Merged, Outside, Ready
+from weighbridge.adapters.merge.staging import OUT, Merged, Ready
 from weighbridge.adapters.merge.values import Plan
 from weighbridge.registry import errors, findings
 from weighbridge.registry.hashing import sha256_file
@@ -55,8 +56,8 @@ def merge(
         if there is not None:
             return there
         wish = behave.wish(ready.plan, _configs(look)) if behaviour else None
-        begun = staging.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device, wish)
-        result = staging.carry_out(begun, progress)
+        begun = children.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device, wish)
+        result = children.carry_out(begun, progress)
         return _settle(look, ready, result, unchanged=unchanged)
 
 
@@ -74,7 +75,7 @@ def begin(look: Look, target: Path, *, workers: int | None = None, behaviour: bo
         outside.installed()
     staging.make(ready)
     wish = behave.wish(ready.plan, _configs(look)) if behaviour else None
-    return staging.begun(ready, workers, asked, behaviour=wish)
+    return children.begun(ready, workers, asked, behaviour=wish)
 
 
 def standing(look: Look, target: Path) -> Merged | None:
