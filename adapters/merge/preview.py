@@ -247,6 +247,7 @@ def _nothing(seen: Inspection, subject: str, what: str) -> list[Finding]:
     if len(seen.artifacts) > 1 and not kept:
         names = ", ".join(one.relative for one in seen.artifacts[:8])
         message = f"{seen.path} holds several artifacts ({names}): which one is meant?"
+        fix = f"name one of them, such as {Path(seen.path) / seen.artifacts[0].relative}"
     else:
         message = f"{seen.path} holds {seen.artifact or 'nothing known'}, and no {what} that could be merged"
         fix = _MEANT[what] if seen.artifacts else fix

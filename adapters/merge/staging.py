@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,11 +167,11 @@ def allowed(look: Look) -> tuple[Plan, Bundle]:
     waits = [f for f in look.findings if findings.CODES[f.code].waits]
     if blocks:
         raise errors.RefusedError(
-            f"this {look.what} is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks
+            f"this {look.what} is refused", why=_first(look, blocks), fix=blocks[0].fix, findings=blocks
         )
     if waits:
         raise errors.NotFinishedError(
-            "a folder is not finished", why=waits[0].message, fix=waits[0].fix, findings=waits
+            "a folder is not finished", why=_first(look, waits), fix=waits[0].fix, findings=waits
         )
     if look.planned is None or look.planned.plan is None or look.bundle is None:
         raise errors.RefusedError(f"this {look.what} is refused", why="there is no plan for it", findings=look.findings)
@@ -184,6 +184,13 @@ def allowed(look: Look) -> tuple[Plan, Bundle]:
     # The child stands elsewhere, and is let at exactly these files.
     copies = {path: os.path.realpath(origin) for path, origin in look.bundle.copies.items()}
     return look.planned.plan, msgspec.structs.replace(look.bundle, copies=copies)
+
+
+def _first(look: Look, found: Sequence[Finding]) -> str:
+    """Return the words of the first of some findings: which of several folders it is about, and how many more are."""
+    side = f"{found[0].subject.partition('/')[0]}: " if look.what == "merge" else ""
+    more = f" ({len(found) - 1} more against it)" if len(found) > 1 else ""
+    return f"{side}{found[0].message}{more}"
 
 
 def _installed() -> bool:

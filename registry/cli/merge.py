@@ -121,7 +121,7 @@ def merge(
             _show(seen, out)
             return EXIT[seen.outcome]
         unsure = identity.told(seen.facts.get("base_identity"), seen.findings) == identity.UNKNOWN
-        if unsure and seen.planned is not None:
+        if unsure and seen.planned is not None and not out.as_json:
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
         order = None

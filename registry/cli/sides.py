@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from weighbridge.adapters import license  # noqa: A004 - the module is about licences
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged, make_way
+from weighbridge.config.nearest import nearest
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk
@@ -18,7 +19,7 @@ from weighbridge.registry.cli import context, fresh, paths
 from weighbridge.registry.cli.inspect import plain
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError
+from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError, WithdrawnError
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
@@ -146,15 +147,36 @@ def find(text: str, remote: str | None, config: str | None, out: Output, *, hub:
     if cached is not None:
         return Side(cached, text)
     if "/" in text or text.startswith((".", "~")):
+        fetch = f"; a model of the Hub is fetched with: hf download {text}" if hub and is_repo_id(text) else ""
         raise NotFoundError(
             f"there is no {shown(text)}",
             why="it is no folder here" + (", and not in the Hub cache" if hub else ""),
-            fix="name a folder that exists, or a version such as name@v7",
+            fix=_meant(text) or f"name a folder that exists, or a version such as name@v7{fetch}",
         )
-    chosen = context.choose_remote(context.settings(config), remote)
-    with fresh.opened(chosen, out, ref=text) as opened:
-        version = opened.resolve(text)
-        return Away(version, checked_manifest(opened.remote, version.name, version.n, version.manifest).facts)
+    try:
+        chosen = context.choose_remote(context.settings(config), remote)
+        with fresh.opened(chosen, out, ref=text) as opened:
+            version = opened.resolve(text)
+            return Away(version, checked_manifest(opened.remote, version.name, version.n, version.manifest).facts)
+    except WithdrawnError:
+        raise
+    except (NotFoundError, UsageError) as error:
+        if "@" in text or ":" in text or (isinstance(error, UsageError) and _meant(text) is None):
+            raise  # it cannot have been meant as a folder
+        raise NotFoundError(
+            f"there is no {shown(text)}",
+            why="it is no folder here; as a version: " + error.what + (f", {error.why}" if error.why else ""),
+            fix=_meant(text) or error.fix,
+        ) from error
+
+
+def _meant(text: str) -> str | None:
+    """Return the question after a folder that is called much like this."""
+    path = Path(text)
+    with suppress(OSError):
+        near = nearest(path.name, [one.name for one in path.parent.iterdir() if one.is_dir()])
+        return f"did you mean {shown(str(path.with_name(near)))}?" if near is not None else None
+    return None
 
 
 def fetched(found: Side | Away, make: Callable[[], Path], remote: str | None, config: str | None, out: Output) -> Side:
