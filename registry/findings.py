@@ -246,6 +246,7 @@ CODES: Final[dict[str, Code]] = {
     "merge-base-format": Code("block", "base or adapter are no safetensors", integrity=True),
     "merge-base-differs": Code("block", "the adapter's copy of a base tensor is not this base's", integrity=True),
     "merge-base-other": Code("warn", "the adapter names another base, or another revision of it"),
+    "merge-adapter-twice": Code("block", "an adapter would be merged twice into the same weights", integrity=True),
     "merge-bias-homeless": Code("block", "the base has no bias that could take the adapter's", integrity=True),
     "merge-target-missing": Code("block", "the base has no tensor for a module of the adapter", integrity=True),
     "merge-tensor-unused": Code("block", "nothing in the base takes a tensor of the adapter", integrity=True),

@@ -118,6 +118,16 @@ def test_two_adapters_are_summed_before_the_one_rounding(desk: Desk) -> None:
     assert (ours[name] == right).mean() > 0.98
 
 
+def test_an_adapter_never_counts_twice(desk: Desk) -> None:
+    """The same adapter given twice, or one that is in the base already, is refused; another one is merged on top."""
+    desk.ok("merge", "adapter", "--base", "base", "--to", "out", "--name", "sft")
+    for words in (("--and", "adapter/", "--base", "base"), ("--base", "out"), ("--base", "sft-merged-bf16")):
+        said = desk.registry("merge", "adapter", *words, "--to", "more")
+        assert (said.code, "count twice" in said.err) == (5, True), said.err
+    builders.lora_adapter(desk.folder / "second", seed=5)
+    assert desk.ok("merge", "second", "--base", "out", "--dry-run").code == 0
+
+
 def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     """A merged version has a name of its own, its parents with their digests, the base's licence, and its proof."""
     pushed = desk.ok("push", "adapter", "--name", "sft", "--json").json

@@ -168,6 +168,7 @@ def _planned(
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
+    found += identity.twice({subject: Path(one.root) for subject, one in zip(read, parts, strict=True)}, root)
     found += unheard.heard_after(str(model.config.get("model_type")), read)
     facts["base_identity"], more = identity.compare(
         model, parts, configs, planned.copies, tuple(sources), here=here, called=called
