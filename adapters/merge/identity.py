@@ -1,4 +1,4 @@
-"""Is it the base the adapter was trained on, and not one that holds the adapter already?
+"""The base of a merge: is it the one the adapter was trained on, and does it hold the adapter already.
 
 Told by copies of base tensors inside the adapter, by the ids on both sides, and by what a merge wrote down.
 """
