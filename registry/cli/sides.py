@@ -272,7 +272,7 @@ def _in_words_of(goal: Goal) -> Iterator[None]:
         yield
     except WeighbridgeError as error:
         if error.data.get("option") == "again" and error.fix:
-            error.fix = error.fix.replace("registry push --again", f"the same registry {goal.maker} with --again")
+            error.fix = error.fix.replace("registry push --again", f"registry {goal.maker} ... --again")
         raise
 
 
