@@ -178,11 +178,12 @@ def test_a_result_never_lies_in_its_source(desk: Desk, place: str) -> None:
     assert sorted(desk.folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("option", "word"), [("--name", "Bad Name"), ("--remote", "nope")])
+@pytest.mark.parametrize(("option", "word"), [("--name", "Bad Name"), ("--remote", "nope"), ("--keep-fp32", "norms")])
 def test_what_cannot_be_published_is_told_before_the_work(desk: Desk, option: str, word: str) -> None:
-    """A name that is none, or a remote that is not there, costs no cast and leaves none behind."""
+    """A name or a class of layers that is none, or a remote that is not there, costs no cast and fetches nothing."""
     desk.ok("push", "model", "--name", "m")
-    said = desk.registry("cast", "model", "--dtype", "fp32", "--to", "out", "--name", "m", option, word)
+    (desk.root / "models" / "m" / "v1" / "model.safetensors").unlink()
+    said = desk.registry("cast", "m@v1", "--dtype", "fp32", "--to", "out", "--name", "m", option, word)
     assert said.code == 2
     assert not (desk.folder / "out").exists()
 

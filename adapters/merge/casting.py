@@ -119,11 +119,16 @@ def cast(
     return Merged(path=str(ready.target), plan=ready.identity, files=result["files"], facts=facts, findings=found)
 
 
-def _dtypes(model: Base, wanted: str, keep: Sequence[str]) -> dict[str, str]:
-    """Return the dtype of every tensor; those of the classes in `keep` get fp32."""
+def known(keep: Sequence[str]) -> None:
+    """Raise UsageError for a class of layers that there is none of."""
     unknown = set(keep) - set(layers.CLASSES)
     if unknown:
         raise errors.UsageError(f"'{shown(min(unknown))}' is no class of layers", fix=", ".join(layers.CLASSES))
+
+
+def _dtypes(model: Base, wanted: str, keep: Sequence[str]) -> dict[str, str]:
+    """Return the dtype of every tensor; those of the classes in `keep` get fp32. Raises UsageError."""
+    known(keep)
     return {
         name: origin.dtype if origin.dtype not in WIDTH else "F32" if layers.layer_class(name) in keep else wanted
         for name, origin in model.places.items()

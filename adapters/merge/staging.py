@@ -175,12 +175,7 @@ def allowed(look: Look) -> tuple[Plan, Bundle]:
         )
     if look.planned is None or look.planned.plan is None or look.bundle is None:
         raise errors.RefusedError(f"this {look.what} is refused", why="there is no plan for it", findings=look.findings)
-    if not _installed():
-        raise errors.WeighbridgeError(
-            "the merge extra is not installed",
-            why="merging needs numpy and ml-dtypes",
-            fix="pip install 'weighbridge[merge]'",
-        )
+    installed()
     # The child stands elsewhere, and is let at exactly these files.
     copies = {path: os.path.realpath(origin) for path, origin in look.bundle.copies.items()}
     return look.planned.plan, msgspec.structs.replace(look.bundle, copies=copies)
@@ -193,8 +188,14 @@ def _first(look: Look, found: Sequence[Finding]) -> str:
     return f"{side}{found[0].message}{more}"
 
 
-def _installed() -> bool:
-    return all(find_spec(name) is not None for name in ("numpy", "ml_dtypes"))
+def installed() -> None:
+    """Raise WeighbridgeError where what does the arithmetic is not installed."""
+    if any(find_spec(name) is None for name in ("numpy", "ml_dtypes")):
+        raise errors.WeighbridgeError(
+            "the merge extra is not installed",
+            why="merging needs numpy and ml-dtypes",
+            fix="pip install 'weighbridge[merge]'",
+        )
 
 
 def already(target: Path, identity: str, record: str) -> Merged | None:

@@ -65,6 +65,9 @@ def cast(
     if target is not None:
         free(target)
     keep = sorted({word.strip() for word in (keep_fp32 or "").split(",") if word.strip()})
+    casting.known(keep)
+    if not dry_run:
+        staging.installed()  # before anything is fetched
     words = ["cast", model, remote or "", config or "", dtype, *keep, "as", name or ""]
     with sides.scratch(words, dry_run=dry_run) as scratch:
         found = sides.find(model, remote, config, out)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from weighbridge.adapters.license import cache_roots
-from weighbridge.adapters.merge import identity, start
+from weighbridge.adapters.merge import behave, identity, outside, staging, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES, WIDTH
@@ -95,6 +95,10 @@ def merge(
     begun = time.monotonic()
     if target is not None:
         free(target)
+    if not dry_run:  # what is missing is told before anything is fetched
+        staging.installed()
+        if behaviour:
+            outside.installed(behave.NEEDS)
     shape = ["as", dtype or "", str(unchanged), name or ""]  # what else decides the result
     words = ["merge", adapter, *others, base, remote or "", config or "", *shape]
     with sides.scratch(words, dry_run=dry_run) as scratch:
