@@ -10,6 +10,7 @@ from weighbridge.adapters.merge import casting, children, staging
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.registry import errors
 from weighbridge.registry.cli import sides
+from weighbridge.registry.cli.output import Output
 from weighbridge_testlib import builders
 from weighbridge_testlib.desk import Desk
 
@@ -106,6 +107,16 @@ def test_a_failed_publication_is_not_in_the_way_of_the_next(desk: Desk) -> None:
     assert desk.ok(*words).out.strip() == "chat-fp32@v1"
     assert "it is there already" in desk.ok(*words).err
     assert list((desk.cache / "merge").iterdir()) == []
+
+
+def test_who_interrupts_is_told_that_nothing_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where files are finished, one line says that the same command goes on from them; else there is nothing to say."""
+    for finished in (False, True):
+        if finished:
+            (tmp_path / ".out.merge-0123456789ab").mkdir()
+        with pytest.raises(KeyboardInterrupt), sides.stoppable(tmp_path / "out", Output()):
+            raise KeyboardInterrupt
+        assert ("the same command goes on" in capsys.readouterr().err) is finished
 
 
 def test_an_error_leaves_only_what_the_next_try_goes_on_from(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def cast(
             order = order_of(_parent(seen))
             if target is None and _is_there(order, begun, out):
                 return None
-        with following(out) as follower:
+        with sides.stoppable(place, out), following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
         receipt = None
         if order is not None:

@@ -135,7 +135,7 @@ def merge(
                 return None
         if not out.as_json and start.standing(seen, place) is None:
             _ahead(seen, behaviour=behaviour, out=out)
-        with following(out) as follower:
+        with sides.stoppable(place, out), following(out) as follower:
             done = start.merge(
                 seen,
                 place,

@@ -137,6 +137,18 @@ def result(folder: Path, seen: Look, record: str) -> Path:
     return goal
 
 
+@contextmanager
+def stoppable(goal: Path, out: Output) -> Iterator[None]:
+    """Tell whoever interrupts the work on a result that what is finished of it is not lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            if goal.exists() or any(one.name.startswith(f".{goal.name}.merge-") for one in goal.parent.iterdir()):
+                out.talk("what is finished is kept: the same command goes on from there")
+        raise
+
+
 def find(text: str, remote: str | None, config: str | None, out: Output, *, hub: bool = False) -> Side | Away:
     """Return what a word of the command means; with `hub` it may be an id in the Hub cache. Raises NotFoundError."""
     if Path(text).exists():
