@@ -124,6 +124,16 @@ def test_a_wrong_word_is_told_with_what_was_meant(desk: Desk, words: tuple[str, 
     assert [one for one in told if one not in said.err] == []
 
 
+def test_a_version_on_the_wrong_side_is_not_fetched(desk: Desk) -> None:
+    """A model in the place of an adapter, and the other way round, is known by its kind."""
+    desk.ok("push", "base", "--name", "chat")
+    desk.ok("push", "adapter", "--name", "sft")
+    merges = (("merge", "chat", "--base", "chat"), ("merge", "sft", "--base", "sft"))
+    for words in (*merges, ("cast", "sft", "--dtype", "fp16")):
+        said = desk.registry(*words)
+        assert (said.code, "was published as" in said.err, "safetensors" in said.err) == (5, True, False), said.err
+
+
 def test_with_json_nothing_but_the_error_is_on_stderr(desk: Desk) -> None:
     """What is said to people beside a merge is not said to programs, which read the one object there."""
     (desk.folder / "theirs").mkdir()

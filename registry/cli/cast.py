@@ -71,6 +71,9 @@ def cast(
     words = ["cast", model, remote or "", config or "", dtype, *keep, "as", name or ""]
     with sides.scratch(words, dry_run=dry_run) as scratch:
         found = sides.find(model, remote, config, out)
+        sides.told_apart(
+            found, adapter=False, fix="merge it into its base, which casts as well: registry merge ... --dtype"
+        )
         wanted = name or (found.version.name if isinstance(found, Away) else None)
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")

@@ -104,6 +104,9 @@ def merge(
     with sides.scratch(words, dry_run=dry_run) as scratch:
         over = [sides.find(text, remote, config, out) for text in (adapter, *others)]
         below = sides.find(base, remote, config, out, hub=True)
+        for one in over:
+            sides.told_apart(one, adapter=True, fix="name the adapter; the model it is merged into is --base")
+        sides.told_apart(below, adapter=False, fix="--base is the model that the adapter was trained on")
         wanted = name or (over[0].version.name if isinstance(over[0], Away) else None)
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")

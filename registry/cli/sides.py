@@ -19,7 +19,14 @@ from weighbridge.registry.cli import context, fresh, paths
 from weighbridge.registry.cli.inspect import plain
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError, WithdrawnError
+from weighbridge.registry.errors import (
+    IntegrityError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+    WeighbridgeError,
+    WithdrawnError,
+)
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
@@ -189,6 +196,16 @@ def _meant(text: str) -> str | None:
         near = nearest(path.name, [one.name for one in path.parent.iterdir() if one.is_dir()])
         return f"did you mean {shown(str(path.with_name(near)))}?" if near is not None else None
     return None
+
+
+def told_apart(found: Side | Away, *, adapter: bool, fix: str) -> None:
+    """See that a version is an adapter, or is none, before it is fetched. Raises RefusedError with this fix."""
+    if isinstance(found, Away) and (found.facts.kind == "adapter") is not adapter:
+        raise RefusedError(
+            f"{found.version.ref} is {'no' if adapter else 'an'} adapter",
+            why=f"it was published as {found.facts.kind}",
+            fix=fix,
+        )
 
 
 def fetched(found: Side | Away, make: Callable[[], Path], remote: str | None, config: str | None, out: Output) -> Side:
