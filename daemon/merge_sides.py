@@ -76,7 +76,7 @@ def made_before(home: Home, name: str, derivation: str) -> int | None:
     `claim.made_before` raises.
     """
     try:
-        found = claim.made_before(home.remote, home.registry, name, derivation)
+        found = claim.made_before(home.remote, home.registry, name, lambda: derivation)
     except errors.WithdrawnContentError as error:
         return int(error.data["n"])
     return found.claim.n if found is not None else None

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,8 @@ def test_the_same_bytes_keep_their_number_and_nothing_is_sent(hub: TestHub, tmp_
     first = publish(ann, tmp_path / "a", derivation="sha256:dd")
     hub.seen.clear()
     again = publish(other, tmp_path / "b")
-    made = [standing(other, "hub", open_registry(other, create=False), NAME, f"sha256:{what}") for what in ("dd", "ee")]
+    registry = open_registry(other, create=False)
+    made = [standing(other, "hub", registry, NAME, partial(str, f"sha256:{what}")) for what in ("dd", "ee")]
     assert [there and (there[0].n, there[1].content) for there in made] == [(1, first.content), None]
     assert (again.n, again.content, again.joined) == (1, first.content, True)
     assert [hub.count(kind) for kind in ("commit", "preupload", "lfs-batch", "tag")] == [0, 0, 0, 0]

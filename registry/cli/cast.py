@@ -2,8 +2,10 @@
 
 import socket
 import time
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
@@ -82,12 +84,18 @@ def cast(
             called = recast.cast_name(wanted or "", dtype)
             chosen = context.choose_remote(context.settings(config), remote)
 
-        def order_of(parent: Parent) -> _Order:
-            assert chosen is not None
-            return _Order(Goal(called, recast.derivation(parent.content, dtype, keep), "cast", chosen, again), parent)
+        goal = Goal(called, "cast", chosen, again) if chosen is not None else None
+        away = found.parent if isinstance(found, Away) else None
 
-        order = order_of(found.parent) if chosen is not None and isinstance(found, Away) else None
-        if order is not None and target is None and _is_there(order, begun, out):
+        def key_of(parent: Parent) -> str:
+            return recast.derivation(parent.content, dtype, keep)
+
+        if (
+            goal is not None
+            and target is None
+            and away is not None
+            and _is_there(goal, lambda: key_of(away), begun, out)
+        ):
             return None
         side = sides.fetched(found, scratch, remote, config, out)
         sides.apart(target, side)
@@ -96,48 +104,44 @@ def cast(
             _show(seen, dtype, out)
             return EXIT[seen.outcome]
         place = target if target is not None else sides.result(scratch(), seen, casting.RECORD)
-        if chosen is not None and order is None:
-            order = order_of(_parent(seen))
-            if target is None and _is_there(order, begun, out):
-                return None
+        parent_of = cache(partial(_parent, away, seen))
+        if (
+            goal is not None
+            and target is None
+            and away is None
+            and _is_there(goal, lambda: key_of(parent_of()), begun, out)
+        ):
+            return None
         with sides.stoppable(place, out), following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
         receipt = None
-        if order is not None:
-            receipt = _publish(done, seen, side, order, out)
+        if goal is not None:
+            parent = parent_of()
+            receipt = _publish(done, seen, side, parent, key_of(parent), goal=goal, out=out)
         _tell(done, seen, receipt, time.monotonic() - begun, out, kept=target is not None)
     return None
 
 
-class _Order(NamedTuple):
-    """What a cast is published as, and what of."""
-
-    goal: Goal
-    parent: Parent
-
-
-def _parent(seen: Look) -> Parent:
-    """Return a folder that can be cast as the side of a cast; it is hashed."""
-    staging.allowed(seen)
+def _parent(away: Parent | None, seen: Look) -> Parent:
+    """Return the side of a cast that can be made: the version that was fetched, or a folder, which is hashed."""
     assert seen.base is not None
-    return Parent(ref=seen.base.base.id or seen.base.artifact, content=content_of(seen.base))
+    return away or Parent(ref=seen.base.base.id or seen.base.artifact, content=content_of(seen.base))
 
 
-def _is_there(order: _Order, begun: float, out: Output) -> bool:
+def _is_there(goal: Goal, key: Callable[[], str], begun: float, out: Output) -> bool:
     """Return whether the same cast was published before, and say so."""
-    there = sides.made_before(order.goal, out)
+    there = sides.made_before(goal, key, out)
     if there is not None:
         sides.say_there(there, {"schema": SCHEMA}, time.monotonic() - begun, out)
     return there is not None
 
 
-def _publish(done: Merged, seen: Look, side: Side, order: _Order, out: Output) -> Receipt:
+def _publish(done: Merged, seen: Look, side: Side, parent: Parent, key: str, *, goal: Goal, out: Output) -> Receipt:
     """Publish a cast folder as a version of its own name."""
     admission = recast.admit_cast(
-        done, seen, order.parent, side.facts,
-        name=order.goal.name, policy=rules([order.goal.chosen]), host=socket.gethostname(),
-    )  # fmt: skip
-    return sides.publish_made(order.goal, admission, out)
+        done, seen, parent, side.facts, name=goal.name, policy=rules([goal.chosen]), host=socket.gethostname()
+    )
+    return sides.publish_made(goal, key, admission, out)
 
 
 def _show(seen: Look, dtype: str, out: Output) -> None:

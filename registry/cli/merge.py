@@ -3,7 +3,8 @@
 import os
 import socket
 import time
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import merged as papers
 from weighbridge.registry.flow.merged import Parent
 from weighbridge.registry.flow.rules import rules
-from weighbridge.registry.refs import check_name
+from weighbridge.registry.refs import SUFFIX_ROOM, check_name
 from weighbridge.registry.types import Finding, Receipt
 
 SCHEMA: Final = "weighbridge/merge/1"
@@ -112,12 +113,12 @@ def merge(
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
         chosen = None
         if (name is not None or target is None) and not dry_run:  # a wrong name or remote is told before the work
-            check_name(wanted or "")
+            check_name(wanted or "", room=SUFFIX_ROOM)
             chosen = context.choose_remote(context.settings(config), remote)
         known = None
         if chosen is not None and target is None:
             known = _known(over, below, dtype, wanted=wanted or "", chosen=chosen, again=again)
-            if known is not None and _is_there(known, begun, out, behaviour=behaviour):
+            if known is not None and _is_there(known.goal, lambda: known.key, begun, out, behaviour=behaviour):
                 return None
         found = [sides.fetched(one, scratch, remote, config, out) for one in over]
         under = sides.fetched(below, scratch, remote, config, out)
@@ -131,10 +132,10 @@ def merge(
         if unsure and seen.planned is not None and not out.as_json:
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
-        order = None
-        if chosen is not None and target is None:
-            order = _order(seen, found, under, wanted=wanted or "", chosen=chosen, again=again)
-            if order != known and _is_there(order, begun, out, behaviour=behaviour):
+        order_of = cache(partial(_order, seen, found, under, wanted=wanted or "", chosen=chosen, again=again))
+        if chosen is not None and target is None and known is None:
+            goal = Goal(papers.merged_name(wanted or "", _written(seen)), "merge", chosen, again)
+            if _is_there(goal, lambda: order_of().key, begun, out, behaviour=behaviour):
                 return None
         if not out.as_json and start.standing(seen, place) is None:
             _ahead(seen, behaviour=behaviour, out=out)
@@ -150,18 +151,23 @@ def merge(
             )
         receipt = None
         if chosen is not None:
-            order = order or _order(seen, found, under, wanted=wanted or "", chosen=chosen, again=again)
-            receipt = _publish(done, seen, order, out)
+            receipt = _publish(done, seen, order_of(), out)
         _tell(done, seen, receipt, time.monotonic() - begun, out, kept=target is not None)
     return None
 
 
 class _Order(NamedTuple):
-    """What a merge is published as, and what of."""
+    """What a merge is published as, what of, and in which precision."""
 
     goal: Goal
     adapters: list[Parent]
     base: Parent
+    dtype: str
+
+    @property
+    def key(self) -> str:
+        """What names the merge by what it is made of."""
+        return papers.derivation(self.adapters, self.base, self.dtype)
 
 
 def _known(
@@ -180,11 +186,12 @@ def _known(
     return _ordered(adapters, below.parent, DTYPES[dtype] if dtype else stored[0], wanted, chosen, again=again)
 
 
-def _order(seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings, again: bool) -> _Order:
+def _order(
+    seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings | None, again: bool
+) -> _Order:
     """Return how the result of a merge that can be made is published; folders are hashed for it."""
     assert seen.base is not None
-    assert seen.planned is not None
-    assert seen.planned.plan is not None
+    assert chosen is not None
     adapters = [
         side.parent or Parent(ref=one.artifact, content=papers.content_of(one))
         for side, one in zip(found, seen.adapters, strict=True)
@@ -193,20 +200,26 @@ def _order(seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: R
     if beneath is None:
         content = papers.content_of(seen.base)
         beneath = Parent(ref=content, content=content)
-    return _ordered(adapters, beneath, seen.planned.plan.dtype, wanted, chosen, again=again)
+    return _ordered(adapters, beneath, _written(seen), wanted, chosen, again=again)
+
+
+def _written(seen: Look) -> str:
+    """Return the precision of the result of a merge that can be made."""
+    assert seen.planned is not None
+    assert seen.planned.plan is not None
+    return seen.planned.plan.dtype
 
 
 def _ordered(
     adapters: list[Parent], base: Parent, dtype: str, wanted: str, chosen: RemoteSettings, *, again: bool
 ) -> _Order:
     """Return how a merge of some parents is published. Raises UsageError for a name that cannot be."""
-    key = papers.derivation(adapters, base, dtype)
-    return _Order(Goal(papers.merged_name(wanted, dtype), key, "merge", chosen, again), adapters, base)
+    return _Order(Goal(papers.merged_name(wanted, dtype), "merge", chosen, again), adapters, base, dtype)
 
 
-def _is_there(order: _Order, begun: float, out: Output, *, behaviour: bool) -> bool:
+def _is_there(goal: Goal, key: Callable[[], str], begun: float, out: Output, *, behaviour: bool) -> bool:
     """Return whether the same merge was published before, and compared where that is asked for; and say so."""
-    there = sides.made_before(order.goal, out)
+    there = sides.made_before(goal, key, out)
     if there is None or (behaviour and there.facts.get("behaviour") is None):
         return False
     sides.say_there(there, {"schema": SCHEMA, "artifact": ARTIFACT}, time.monotonic() - begun, out)
@@ -222,7 +235,7 @@ def _publish(done: Merged, seen: Look, order: _Order, out: Output) -> Receipt:
             name=goal.name, policy=rules([goal.chosen]), host=socket.gethostname(),
             caches=cache_roots(os.environ), ask=ask, published=partial(published_as, goal.chosen),
         )  # fmt: skip
-    return sides.publish_made(goal, admission, out)
+    return sides.publish_made(goal, order.key, admission, out)
 
 
 # ----------------------------------------------------------------------------------------------------------- the words

@@ -247,10 +247,9 @@ def asking(chosen: RemoteSettings) -> Iterator[Models | None]:
 
 
 class Goal(NamedTuple):
-    """Where a result is published: under which name, made how, by which command; `again` in spite of a withdrawal."""
+    """Where a result is published: under which name, by which command; `again` in spite of a withdrawal."""
 
     name: str
-    derivation: str
     maker: str
     chosen: RemoteSettings
     again: bool
@@ -274,8 +273,10 @@ class There(NamedTuple):
         return proven[0].data if proven else {}
 
 
-def made_before(goal: Goal, out: Output) -> There | None:
+def made_before(goal: Goal, derivation: Callable[[], str], out: Output) -> There | None:
     """Return the version that need not be made again, None where the work is to be done; the team is told at need.
+
+    `derivation` is asked for where something was published under the name: it may have to hash folders.
 
     Raises what `fresh.registry_of` and `claim.made_before` raise: better before the work than after.
     """
@@ -285,7 +286,7 @@ def made_before(goal: Goal, out: Output) -> There | None:
         registry = fresh.registry_of(goal.chosen, opened, writer=goal.owner.daemon)
         with _in_words_of(goal):
             found = standing(
-                opened, goal.chosen.name, registry, goal.name, goal.derivation, again=goal.again, untold=untold.append
+                opened, goal.chosen.name, registry, goal.name, derivation, again=goal.again, untold=untold.append
             )
         if found is not None:
             fresh.published(goal.chosen, opened, found[0], untold, out)
@@ -305,7 +306,7 @@ def _in_words_of(goal: Goal) -> Iterator[None]:
         raise
 
 
-def publish_made(goal: Goal, admission: Admission, out: Output) -> Receipt:
+def publish_made(goal: Goal, derivation: str, admission: Admission, out: Output) -> Receipt:
     """Publish what a command has made, or join what was made from the same before."""
     untold: list[WeighbridgeError] = []
     chosen, name = goal.chosen, goal.name
@@ -320,7 +321,7 @@ def publish_made(goal: Goal, admission: Admission, out: Output) -> Receipt:
                 admission.facts,
                 transform=admission.transform,
                 made=admission.made,
-                derivation=goal.derivation,
+                derivation=derivation,
                 progress=follower.total,
             )
             try:

@@ -210,7 +210,7 @@ def standing(
     remote_name: str,
     registry: types.Registry,
     name: str,
-    derivation: str,
+    derivation: Callable[[], str],
     *,
     again: bool = False,
     untold: Untold = lambda _: None,
