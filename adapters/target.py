@@ -27,7 +27,7 @@ def free(target: Path) -> None:
     if not above.is_dir():
         code = errno.ENOTDIR
     elif not os.access(above, os.W_OK | os.X_OK):
-        code = errno.EACCES
+        code = errno.EROFS if os.statvfs(above).f_flag & os.ST_RDONLY else errno.EACCES
     else:
         return
     what = f"{shown(str(target))} cannot be written"

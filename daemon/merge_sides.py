@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,10 +10,9 @@ from weighbridge.daemon import bases
 from weighbridge.daemon.homes import Home
 from weighbridge.daemon.mergestore import Merge, MergeStore
 from weighbridge.registry import errors
-from weighbridge.registry.flow import claims, merged
+from weighbridge.registry.flow import claim, merged
 from weighbridge.registry.flow.merged import Parent
 from weighbridge.registry.flow.pull import checked_manifest, pull
-from weighbridge.registry.remotes import commits
 
 
 class Sides(NamedTuple):
@@ -74,18 +72,14 @@ def sides(
 def made_before(home: Home, name: str, derivation: str) -> int | None:
     """Return the number under which the same merge was published before; that need not be made again.
 
-    On remotes that commit, and while somebody still publishes it, the claim itself decides.
+    Nor does one that was withdrawn. While somebody still publishes it, the claim itself decides. Raises what
+    `claim.made_before` raises.
     """
-    if commits.of(home.remote) is not None:
-        return None
-    for known in claims.read_all(home.remote, home.registry, name).values():
-        if known.derivation != derivation:
-            continue
-        claim, _ = claims.load(home.remote, name, known)
-        with suppress(errors.IntegrityError):
-            if claims.state(home.remote, claim)[0] == "committed":
-                return known.n
-    return None
+    try:
+        found = claim.made_before(home.remote, home.registry, name, lambda: derivation)
+    except errors.WithdrawnContentError as error:
+        return int(error.data["n"])
+    return found.claim.n if found is not None else None
 
 
 def _stamp(seen: Look) -> str:

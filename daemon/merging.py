@@ -21,7 +21,8 @@ from typing import Final
 import msgspec
 
 from weighbridge.adapters.merge import batch, start
-from weighbridge.adapters.merge.staging import Begun, finished
+from weighbridge.adapters.merge.children import Begun
+from weighbridge.adapters.merge.staging import finished
 from weighbridge.config.settings import MergeSettings
 from weighbridge.daemon import merge_scratch
 from weighbridge.daemon.executors.local import MORE

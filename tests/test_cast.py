@@ -135,8 +135,11 @@ def test_a_version_is_cast_and_published_with_its_lineage(desk: Desk) -> None:
     pushed = desk.ok("push", "model", "--name", "chat", "--json").json
     told = conforms(desk.ok("cast", "chat@v1", "--dtype", "fp16", "--json").json, "cast")
     assert (told["ref"], told["facts"]["cast"]) == ("chat-fp16@v1", {"BF16 to F16": 21})
-    again = desk.ok("cast", "chat@v1", "--dtype", "fp16", "--json").json
-    assert (again["ref"], again["joined"]) == ("chat-fp16@v1", True)
+    again = conforms(desk.ok("cast", "chat@v1", "--dtype", "fp16", "--json").json, "cast")
+    assert (again["ref"], again["joined"], again["facts"]["proof"]) == ("chat-fp16@v1", True, told["facts"]["proof"])
+    (desk.root / "models" / "chat" / "v1" / "model.safetensors").unlink()  # nor is what it was made of fetched
+    said = desk.ok("cast", "chat@v1", "--dtype", "fp16").err
+    assert ("it is there already, as chat-fp16@v1" in said, "tensors cast" in said) == (True, False)
     stored = (desk.root / "models" / "chat-fp16" / "v1" / "manifest.json").read_bytes()
     facts = parse(stored).facts
     (edge,) = facts.lineage
@@ -175,11 +178,12 @@ def test_a_result_never_lies_in_its_source(desk: Desk, place: str) -> None:
     assert sorted(desk.folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("option", "word"), [("--name", "Bad Name"), ("--remote", "nope")])
+@pytest.mark.parametrize(("option", "word"), [("--name", "Bad Name"), ("--remote", "nope"), ("--keep-fp32", "norms")])
 def test_what_cannot_be_published_is_told_before_the_work(desk: Desk, option: str, word: str) -> None:
-    """A name that is none, or a remote that is not there, costs no cast and leaves none behind."""
+    """A name or a class of layers that is none, or a remote that is not there, costs no cast and fetches nothing."""
     desk.ok("push", "model", "--name", "m")
-    said = desk.registry("cast", "model", "--dtype", "fp32", "--to", "out", "--name", "m", option, word)
+    (desk.root / "models" / "m" / "v1" / "model.safetensors").unlink()
+    said = desk.registry("cast", "m@v1", "--dtype", "fp32", "--to", "out", "--name", "m", option, word)
     assert said.code == 2
     assert not (desk.folder / "out").exists()
 

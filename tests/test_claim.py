@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weighbridge.registry import errors, layout
-from weighbridge.registry.flow.claim import claim
+from weighbridge.registry.flow.claim import claim, made_before
 from weighbridge.registry.flow.claims import Claimed, Known, manifest_of, read_all
 from weighbridge.registry.flow.decide import void
 from weighbridge.registry.flow.marker import open_registry
@@ -115,14 +115,21 @@ def test_withdrawn_content_stays_away(remote: Remote, registry: Registry) -> Non
 
 
 def test_a_derivation_is_made_once(remote: Remote, registry: Registry) -> None:
-    """The same merge with other rounding joins the first result when it is there, and waits while it is open."""
+    """The same merge with other rounding joins the first result when it is there, and waits while it is open.
+
+    What is there is known before the work; what is open is not: it may be ours to go on with.
+    """
+    assert made_before(remote, registry, NAME, lambda: pytest.fail("asked for what it takes to hash a model")) is None
     first = claim(remote, registry, NAME, manifest(1), OWNER, derivation="sha256:dd")
     with pytest.raises(errors.NotFinishedError, match="v1 is being published by trainer-03") as caught:
         claim(remote, registry, NAME, manifest(2), OTHER, derivation="sha256:dd")
     assert caught.value.data == {"n": 1, "host": "trainer-03"}
     same = claim(remote, registry, NAME, manifest(1), OTHER, derivation="sha256:dd")
     assert (same.claim.n, same.joined) == (1, True)
+    assert made_before(remote, registry, NAME, lambda: "sha256:dd") is None
     commit(remote, first)
+    there = made_before(remote, registry, NAME, lambda: "sha256:dd")
+    assert (there and there.claim, made_before(remote, registry, NAME, lambda: "sha256:ee")) == (first.claim, None)
     joined = claim(remote, registry, NAME, manifest(2), OTHER, derivation="sha256:dd")
     assert (joined.claim.n, joined.joined, joined.committed) == (1, True, True)
     assert joined.claim.content == manifest(1).content
@@ -144,6 +151,9 @@ def test_a_withdrawn_derivation_stays_away(remote: Remote, registry: Registry) -
     withdraw(remote, 1)
     with pytest.raises(errors.WithdrawnContentError):
         claim(remote, registry, NAME, manifest(2), OTHER, derivation="sha256:dd")
+    with pytest.raises(errors.WithdrawnContentError):
+        made_before(remote, registry, NAME, lambda: "sha256:dd")
+    assert made_before(remote, registry, NAME, lambda: "sha256:dd", again=True) is None
     assert claim(remote, registry, NAME, manifest(2), OTHER, derivation="sha256:dd", again=True).claim.n == 2
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weighbridge.adapters.merge import start
+from weighbridge.adapters.merge import identity
 from weighbridge.adapters.merge.preview import look
 from weighbridge.daemon import bases
 from weighbridge.registry import errors
@@ -142,7 +142,7 @@ def test_the_record_of_a_merge_takes_no_memory_for_the_adapter(tmp_path: Path) -
         stream.truncate(size)
     tracemalloc.start()
     try:
-        digest = start._digest(str(tmp_path))
+        digest = identity.weights_digest(tmp_path)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -8,7 +8,7 @@ import pytest
 
 from weighbridge.adapters import jail
 from weighbridge.adapters.memory import Room
-from weighbridge.adapters.merge import batch, outside, staging
+from weighbridge.adapters.merge import batch, children, outside
 from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.remotes.directory import open_directory
 from weighbridge_testlib import builders, merging
@@ -26,7 +26,7 @@ def test_a_rule_merges_what_only_peft_computes(tmp_path: Path, monkeypatch: pyte
     }
     bench.publish(bench.adapter(5, peft_type="IA3", targets=["q_proj"], feedforward_modules=[], tensors=scales))
     with monkeypatch.context() as patched:
-        patched.setattr(staging, "available", lambda: Room(1 << 20, "MemAvailable"))
+        patched.setattr(children, "available", lambda: Room(1 << 20, "MemAvailable"))
         for _ in range(40):  # it is tried again and again while it waits
             (merge,) = bench.merge_all(rounds=1)
             if merge.shown == "waiting":

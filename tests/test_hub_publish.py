@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from weighbridge.registry.card import render as render_card
 from weighbridge.registry.card import split_people
 from weighbridge.registry.flow import notes, tags
 from weighbridge.registry.flow.marker import open_registry
-from weighbridge.registry.flow.publish import Render
+from weighbridge.registry.flow.publish import Render, standing
 from weighbridge.registry.flow.publish import publish as flow_publish
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest
@@ -98,11 +99,17 @@ print(json.dumps({str(p.relative_to(place)): p.read_bytes().hex() for p in place
 
 
 def test_the_same_bytes_keep_their_number_and_nothing_is_sent(hub: TestHub, tmp_path: Path) -> None:
-    """A content that has a number keeps it, whoever comes; no commit, no upload, and the receipt says joined."""
+    """A content that has a number keeps it, whoever comes; no commit, no upload, and the receipt says joined.
+
+    So does what was made of the same things in the same way, whose content nobody knows before it is made again.
+    """
     ann, other = remote(hub, tmp_path / "ann"), remote(hub, tmp_path / "other", token="hf_fine")
-    first = publish(ann, tmp_path / "a")
+    first = publish(ann, tmp_path / "a", derivation="sha256:dd")
     hub.seen.clear()
     again = publish(other, tmp_path / "b")
+    registry = open_registry(other, create=False)
+    made = [standing(other, "hub", registry, NAME, partial(str, f"sha256:{what}")) for what in ("dd", "ee")]
+    assert [there and (there[0].n, there[1].content) for there in made] == [(1, first.content), None]
     assert (again.n, again.content, again.joined) == (1, first.content, True)
     assert [hub.count(kind) for kind in ("commit", "preupload", "lfs-batch", "tag")] == [0, 0, 0, 0]
     ann.close()

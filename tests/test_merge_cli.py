@@ -118,6 +118,16 @@ def test_two_adapters_are_summed_before_the_one_rounding(desk: Desk) -> None:
     assert (ours[name] == right).mean() > 0.98
 
 
+def test_an_adapter_never_counts_twice(desk: Desk) -> None:
+    """The same adapter given twice, or one that is in the base already, is refused; another one is merged on top."""
+    desk.ok("merge", "adapter", "--base", "base", "--to", "out", "--name", "sft")
+    for words in (("--and", "adapter/", "--base", "base"), ("--base", "out"), ("--base", "sft-merged-bf16")):
+        said = desk.registry("merge", "adapter", *words, "--to", "more")
+        assert (said.code, "count twice" in said.err) == (5, True), said.err
+    builders.lora_adapter(desk.folder / "second", seed=5)
+    assert desk.ok("merge", "second", "--base", "out", "--dry-run").code == 0
+
+
 def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     """A merged version has a name of its own, its parents with their digests, the base's licence, and its proof."""
     pushed = desk.ok("push", "adapter", "--name", "sft", "--json").json
@@ -136,6 +146,8 @@ def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     assert {"merge-proven", "license-looser-than-base"} <= codes
     card = desk.ok("card", "sft-merged-bf16@v1").out
     assert "nothing in the adapter tells whether this base is the one it was trained on" in " ".join(card.split())
+    words = "what it computes was not compared with base and adapter"
+    assert (words in " ".join(card.split()), words in desk.ok("show", "sft-merged-bf16@v1").out) == (True, True)
     assert "license: cc-by-nc-4.0" in card
     assert "A model with an adapter merged into its base" in card
     assert "AutoModelForCausalLM.from_pretrained" in card
@@ -144,13 +156,33 @@ def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     assert desk.ok("verify", "sft-merged-bf16@v1").code == 0
 
 
-def test_the_same_merge_published_twice_is_one_version(desk: Desk) -> None:
-    """A second merge of the same parents joins the first; another precision has a name of its own."""
-    first = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--json").json
-    again = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--json").json
-    assert (first["ref"], again["ref"], again["joined"]) == ("sft-merged-bf16@v1", "sft-merged-bf16@v1", True)
+def test_the_same_merge_published_twice_is_made_once(desk: Desk) -> None:
+    """A second merge of the same parents ends with the first before any work; another precision is another merge."""
+    words = ("merge", "adapter", "--base", "base", "--name", "sft")
+    first = conforms(desk.ok(*words, "--json").json, "merge")
+    again = conforms(desk.ok(*words, "--json").json, "merge")
+    assert (first["ref"], first["joined"], first["path"]) == ("sft-merged-bf16@v1", False, None)
+    assert (again["ref"], again["joined"], again["facts"]["proof"]) == (first["ref"], True, first["facts"]["proof"])
+    said = desk.ok(*words)
+    assert "it is there already, as sft-merged-bf16@v1" in said.err
+    assert ("tensors copied" in said.err, said.out) == (False, "sft-merged-bf16@v1\n")
     other = desk.ok("merge", "adapter", "--base", "base", "--name", "sft", "--dtype", "fp16", "--json").json
     assert other["ref"] == "sft-merged-fp16@v1"
+    assert list((desk.cache / "merge").iterdir()) == []
+
+
+def test_a_merge_that_was_lost_or_withdrawn_is_no_merge_that_is_there(desk: Desk) -> None:
+    """A version that has lost a file gets it back from the work; one that was withdrawn comes again where asked for."""
+    words = ("merge", "adapter", "--base", "base", "--name", "sft")
+    ref = desk.ok(*words).out.strip()
+    lost = desk.root / "models" / "sft-merged-bf16" / "v1" / "model.safetensors"
+    lost.chmod(0o600)
+    lost.unlink()
+    assert ("tensors copied" in desk.ok(*words).err, lost.exists()) == (True, True)
+    desk.ok("withdraw", ref, "--reason", "wrong data")
+    said = desk.registry(*words)
+    assert (said.code, "registry merge ... --again" in said.err, "tensors copied" in said.err) == (7, True, False)
+    assert desk.ok(*words, "--again").out == "sft-merged-bf16@v2\n"
     assert list((desk.cache / "merge").iterdir()) == []
 
 
@@ -158,6 +190,14 @@ def test_a_base_can_be_a_version_or_lie_in_the_hub_cache(desk: Desk, monkeypatch
     """A base is found by name and number in the registry, and by its id in a Hub cache; elsewhere it is not found."""
     desk.ok("push", "base", "--name", "tiny-base")
     told = desk.ok("merge", "adapter", "--base", "tiny-base@v1", "--name", "one", "--json").json
+    desk.ok("push", "adapter", "--name", "one")
+    (desk.root / "models" / "one" / "v1" / "adapter_model.safetensors").unlink()
+    for more in (
+        (),
+        ("--dtype", "bf16"),
+    ):  # nothing is fetched where the numbers tell that it is there
+        again = conforms(desk.ok("merge", "one@v1", "--base", "tiny-base@v1", *more, "--json").json, "merge")
+        assert (again["ref"], again["joined"]) == ("one-merged-bf16@v1", True)
     stored = (desk.root / "models" / "one-merged-bf16" / "v1" / "manifest.json").read_bytes()
     assert parse(stored).facts.lineage[1].ref == "tiny-base@v1"
     assert told["facts"]["proof"]["passed"]

@@ -103,6 +103,45 @@ def test_a_place_where_nothing_may_be_written_is_told_first(desk: Desk, monkeypa
     assert not (desk.folder / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("adaptr", "--base", "base"), ["no folder here", "did you mean adapter?"]),
+        (("./adaptr", "--base", "base"), ["did you mean adapter?"]),
+        (("nothing-like-it", "--base", "base"), ["no folder here; as a version: there is no name"]),
+        (("adapter@v3", "--base", "base"), ["there is no name 'adapter'"]),
+        (("adapter", "--base", "example-org/other"), ["hf download example-org/other"]),
+        (("runs", "--base", "base"), ["adapter: runs holds several artifacts", "such as runs/one"]),
+        (("adapter", "--base", "runs"), ["base: runs holds several artifacts"]),
+    ],
+)
+def test_a_wrong_word_is_told_with_what_was_meant(desk: Desk, words: tuple[str, ...], told: list[str]) -> None:
+    """A folder with a slip in its name, a model that is not fetched yet, a folder of several: each has its cure."""
+    for name in ("one", "two"):
+        builders.lora_adapter(desk.folder / "runs" / name)
+    said = desk.registry("merge", *words, "--to", "out")
+    assert said.code in {errors.NotFoundError.exit_code, errors.RefusedError.exit_code}
+    assert [one for one in told if one not in said.err] == []
+
+
+def test_a_version_on_the_wrong_side_is_not_fetched(desk: Desk) -> None:
+    """A model in the place of an adapter, and the other way round, is known by its kind."""
+    desk.ok("push", "base", "--name", "chat")
+    desk.ok("push", "adapter", "--name", "sft")
+    merges = (("merge", "chat", "--base", "chat"), ("merge", "sft", "--base", "sft"))
+    for words in (*merges, ("cast", "sft", "--dtype", "fp16")):
+        said = desk.registry(*words)
+        assert (said.code, "was published as" in said.err, "safetensors" in said.err) == (5, True, False), said.err
+
+
+def test_with_json_nothing_but_the_error_is_on_stderr(desk: Desk) -> None:
+    """What is said to people beside a merge is not said to programs, which read the one object there."""
+    (desk.folder / "theirs").mkdir()
+    (desk.folder / "theirs" / "file").touch()
+    said = desk.registry("merge", "adapter", "--base", "base", "--to", "theirs", "--json")
+    assert (said.code, said.error["code"]) == (7, "conflict")
+
+
 def test_what_takes_long_is_announced(desk: Desk) -> None:
     """A comparison loads torch and says nothing for a while: one line says so before, for people only."""
     (desk.folder / "theirs").mkdir()

@@ -233,7 +233,9 @@ def test_what_a_streamed_merge_computes_is_compared_on_request(tmp_path: Path, m
     words = ("merge", "adapter", "--base", "base", "--behaviour", "--json")
     with monkeypatch.context() as patched:  # the child itself runs where a rule asks for it, by the same way
         patched.setattr(behave, "compare", lambda *_: merging.distances(0.01, 0.02))
-        told = conforms(desk.ok(*words, "--to", "out").json, "merge")
+        told = conforms(desk.ok(*words, "--to", "out", "--name", "sft").json, "merge")
+    said = desk.ok("show", told["ref"]).out
+    assert "and what it computes: 0.01 away from base and adapter together, the base 1\n" in said
     assert told["facts"]["behaviour"] == behave.facts(merging.distances(0.01, 0.02))
     (proven,) = [one for one in told["findings"] if one["code"] == "merge-proven"]
     assert "away from those of base and adapter together" in proven["message"]

@@ -83,6 +83,24 @@ def test_tensors_kept_in_a_wider_precision_are_not_narrowed(tmp_path: Path) -> N
     assert set(by_name.values()) == {"BF16"}
 
 
+@pytest.mark.parametrize(
+    ("model_type", "value", "warns"), [("jamba", 0.5, True), ("jamba", 0.0, False), ("zamba", 0.5, False)]
+)
+def test_a_layer_whose_adapter_is_passed_over_beside_the_base_is_told(
+    tmp_path: Path, model_type: str, value: float, warns: bool
+) -> None:
+    """Where the model reads a weight and never calls its layer, a merge applies what base and adapter do not."""
+    module = "model.layers.0.mamba.dt_proj"
+    stem = f"base_model.model.{module}.lora_"
+    factors: dict[str, builders.TensorSpec] = {
+        f"{stem}A.weight": ("F32", (4, 8), 0.5), f"{stem}B.weight": ("F32", (32, 4), value)
+    }  # fmt: skip
+    model = builders.llama_tensors() | {f"{module}.weight": ("BF16", (32, 8), 0.5)}
+    found = seen(tmp_path, adapter={"tensors": builders.lora_tensors() | factors}, tensors=model, model_type=model_type)
+    told = [one.data["modules"] for one in found.findings if one.code == "merge-applies-more"]
+    assert told == [[module]] * warns
+
+
 @pytest.mark.parametrize("part", ["lm_head", "embed_tokens"])
 def test_one_end_of_a_tied_pair_gets_a_tensor_of_its_own(tmp_path: Path, part: str) -> None:
     """An adapter on embedding or head alone unties them, in weights, index and config, and says so."""

@@ -282,6 +282,17 @@ def test_trained_rows_under_a_head_with_matrices_are_refused(tmp_path: Path) -> 
     assert "trained rows of model.embed_tokens.weight" in found(tmp_path, "merge-ambiguous").message
 
 
+def test_a_saved_head_under_trained_rows_is_no_copy_of_the_base(tmp_path: Path) -> None:
+    """PEFT wraps the tied head twice then and cannot run it; nothing says that the base is another one."""
+    rows = {"model.embed_tokens.token_adapter.trainable_tokens_delta": ("F32", (1, 16), 0.5)}
+    head = {"lm_head.token_adapter.base_layer.weight": ("F32", (32, 16), 0.25)}
+    tensors = builders.lora_tensors() | {f"{PREFIX}{name}": spec for name, spec in (rows | head).items()}
+    pair(tmp_path, tensors=tensors, modules_to_save=["lm_head"], trainable_token_indices=[3], model={"tied": True})
+    told = found(tmp_path, "merge-ambiguous")
+    assert "modules_to_save" in told.message
+    assert "trainable_token_indices" in str(told.fix)
+
+
 def test_square_experts_of_an_old_adapter_are_not_guessed(tmp_path: Path) -> None:
     """Where neither shape nor version tells how experts in one parameter are stored, nothing is merged."""
     tensors = builders.llama_tensors()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from weighbridge.adapters.merge import casting, staging
+from weighbridge.adapters.merge import casting, children, staging
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.registry import errors
 from weighbridge.registry.cli import sides
+from weighbridge.registry.cli.output import Output
 from weighbridge_testlib import builders
 from weighbridge_testlib.desk import Desk
 
@@ -104,8 +105,18 @@ def test_a_failed_publication_is_not_in_the_way_of_the_next(desk: Desk) -> None:
     assert result.stat().st_ino == before
     (desk.folder / "model" / "README.md").write_text(builders.card(None, "mit"))
     assert desk.ok(*words).out.strip() == "chat-fp32@v1"
-    assert "the same was published before" in desk.ok(*words).err
+    assert "it is there already" in desk.ok(*words).err
     assert list((desk.cache / "merge").iterdir()) == []
+
+
+def test_who_interrupts_is_told_that_nothing_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where files are finished, one line says that the same command goes on from them; else there is nothing to say."""
+    for finished in (False, True):
+        if finished:
+            (tmp_path / ".out.merge-0123456789ab").mkdir()
+        with pytest.raises(KeyboardInterrupt), sides.stoppable(tmp_path / "out", Output()):
+            raise KeyboardInterrupt
+        assert ("the same command goes on" in capsys.readouterr().err) is finished
 
 
 def test_an_error_leaves_only_what_the_next_try_goes_on_from(tmp_path: Path) -> None:
@@ -138,7 +149,7 @@ def test_what_was_begun_under_a_name_goes_when_something_else_got_it(tmp_path: P
     cut, running = (begun(model, tmp_path / "out", dtype) for dtype in ("fp32", "fp16"))
     for ready in (cut, running):
         staging.make(ready)
-        staging.begun(ready, 1)
+        children.begun(ready, 1)
     (tmp_path / ".out.merge-notes").mkdir()
     third = builders.llama_model(tmp_path / "third", dtype="F32", tensors=builders.llama_tensors(dtype="F32"))
     with staging.held(running.stage):

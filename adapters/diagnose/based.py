@@ -191,6 +191,11 @@ RULES: Final = (
         "load the adapter on its own base and revision",
     ),
     _from_merge(
+        "base-holds-adapter", "block", ("garbage-output",), ("merge-adapter-twice",),
+        "the base holds the adapter already, whose change then counts twice",
+        "load the adapter on the base it was trained on, or the merged model alone",
+    ),
+    _from_merge(
         "base-shapes", "block", ("size-mismatch", "garbage-output"), ("merge-shape-mismatch",),
         "the adapter's matrices do not fit this base",
         "load the adapter on the base it was trained on",

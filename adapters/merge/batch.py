@@ -3,7 +3,7 @@
     python -m weighbridge.adapters.merge.batch STAGE
 
 `request.json` says what to do, `result.json` appears by one rename when it is done: a scheduler forgets its jobs, a
-file does not. The work itself is that of `staging.carry_out`, in a child that is jailed and ends with this process.
+file does not. The work itself is that of `children.carry_out`, in a child that is jailed and ends with this process.
 
 Ends 0 with a result, 1 with an error that the file names, 75 when another process makes the same merge.
 """
@@ -18,7 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from weighbridge.adapters import worker
-from weighbridge.adapters.merge.staging import OUT, Begun, carry_out, held
+from weighbridge.adapters.merge.children import Begun, carry_out
+from weighbridge.adapters.merge.staging import OUT, held
 from weighbridge.registry import errors
 from weighbridge.registry.disk import sync_folder
 from weighbridge.registry.types import Value

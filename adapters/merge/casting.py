@@ -17,8 +17,8 @@ from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge import bundle as bundles
+from weighbridge.adapters.merge import children, staging
 from weighbridge.adapters.merge import plan as plans
-from weighbridge.adapters.merge import staging
 from weighbridge.adapters.merge.base import Base
 from weighbridge.adapters.merge.place import Placed
 from weighbridge.adapters.merge.preview import Look
@@ -101,8 +101,8 @@ def cast(
     with staging.working(ready) as there:
         if there is not None:
             return there
-        result = staging.carry_out(staging.begun(ready, workers), progress)
-        found = [*look.findings, *_judged(result, ready)]
+        result = children.carry_out(children.begun(ready, workers), progress)
+        found = [*look.findings, *_judged(result, ready, look.facts)]
         facts = {**look.facts, **_facts(result)}
         record = {
             "schema": SCHEMA,
@@ -119,11 +119,16 @@ def cast(
     return Merged(path=str(ready.target), plan=ready.identity, files=result["files"], facts=facts, findings=found)
 
 
-def _dtypes(model: Base, wanted: str, keep: Sequence[str]) -> dict[str, str]:
-    """Return the dtype of every tensor; those of the classes in `keep` get fp32."""
+def known(keep: Sequence[str]) -> None:
+    """Raise UsageError for a class of layers that there is none of."""
     unknown = set(keep) - set(layers.CLASSES)
     if unknown:
         raise errors.UsageError(f"'{shown(min(unknown))}' is no class of layers", fix=", ".join(layers.CLASSES))
+
+
+def _dtypes(model: Base, wanted: str, keep: Sequence[str]) -> dict[str, str]:
+    """Return the dtype of every tensor; those of the classes in `keep` get fp32. Raises UsageError."""
+    known(keep)
     return {
         name: origin.dtype if origin.dtype not in WIDTH else "F32" if layers.layer_class(name) in keep else wanted
         for name, origin in model.places.items()
@@ -182,7 +187,7 @@ def _answer(
     return Look((), judged, outcome(found), facts, found, [], planned, made, what="cast")
 
 
-def _judged(result: dict[str, Any], ready: Ready) -> list[Finding]:
+def _judged(result: dict[str, Any], ready: Ready, facts: Mapping[str, Any]) -> list[Finding]:
     """Return the finding of what was written. Raises RefusedError where it is not what it must be."""
     proof = result["proof"]
     if not proof["passed"]:
@@ -210,6 +215,8 @@ def _judged(result: dict[str, Any], ready: Ready) -> list[Finding]:
             f"again: every one of {proof['elements_cast']} elements is the original's, rounded once; "
             f"{proof['elements_exact']} are equal to it, {proof['elements_to_zero']} became zero",
             **_facts(result),
+            cast=facts["cast"],
+            keep_fp32=facts["keep_fp32"],
         )
     ]
 

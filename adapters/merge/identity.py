@@ -1,4 +1,7 @@
-"""Is it the base the adapter was trained on? Copies of base tensors inside the adapter, and the ids on both sides."""
+"""The base of a merge: is it the one the adapter was trained on, and does it hold the adapter already.
+
+Told by copies of base tensors inside the adapter, by the ids on both sides, and by what a merge wrote down.
+"""
 
 import hashlib
 import os
@@ -7,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from weighbridge.adapters import layout
 from weighbridge.adapters.formats import safetensors
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.license import local_base
@@ -14,7 +18,9 @@ from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge.base import Base
 from weighbridge.adapters.merge.values import Origin, Source
 from weighbridge.adapters.peft_config import is_local, is_quantized
+from weighbridge.adapters.reading import table_at
 from weighbridge.registry import findings
+from weighbridge.registry.hashing import sha256_file
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
 
@@ -35,6 +41,15 @@ KNOWN: Final = {
 }
 """What can speak for a base, by the word of the fact `base_identity`; the first that holds counts."""
 
+RECORD: Final = "merge.json"
+"""The record of a merge, beside the weights: what was merged, how, and what was proven."""
+
+_MANIFEST: Final = "manifest.json"
+"""What lies in the folder of a version that was fetched."""
+
+PROVEN: Final = "merge-proven"
+"""The finding of a merge that was proven; `adapter_weights` in its data are the digests of what was merged."""
+
 UNKNOWN: Final = (
     "nothing in the adapter tells whether this base is the one it was trained on: it holds no copy of a base tensor, "
     "and no record of its base could be compared; names and shapes fit"
@@ -52,6 +67,53 @@ def told(known: str | None, found: Iterable[Finding]) -> str:
     if known is not None:
         return KNOWN[known]
     return OTHER if any(one.code == UNLIKE for one in found) else UNKNOWN
+
+
+def weights_digest(root: Path) -> str | None:
+    """Return the sha256 of an adapter's weights file, None where it has none under that name."""
+    try:
+        return sha256_file(root / layout.ADAPTER_WEIGHTS)
+    except OSError:
+        return None
+
+
+def twice(parts: Mapping[str, Path], base: Path) -> list[Finding]:
+    """Return a refusal for each adapter, by its subject, that would count twice: given twice, or in the base already.
+
+    What is in the base is told by the record that a merge leaves there, or by the manifest of a published one.
+    """
+    inside = _inside(base)
+    if len(parts) < 2 and not inside:
+        return []
+    found: list[Finding] = []
+    seen: dict[str, str] = {}
+    for subject, root in parts.items():
+        digest = weights_digest(root)
+        if digest in inside:
+            where, fix = "in the base already, by what its merge wrote down", "merge into the base it was trained on"
+        elif digest in seen:
+            where, fix = f"given as {seen[digest]}, too", "name each adapter once"
+        else:
+            seen |= {digest: subject} if digest is not None else {}
+            continue
+        message = f"this adapter is {where}: merged again, its change would count twice"
+        found.append(findings.finding("merge-adapter-twice", subject, message, fix, weights_sha256=digest))
+    return found
+
+
+def _inside(base: Path) -> set[str]:
+    """Return the digests of the weights of the adapters that were merged into a base."""
+    found: set[str] = set()
+    for name in (RECORD, _MANIFEST):
+        for one in _tables((table_at(base / name) or {}).get("findings")):
+            data = one.get("data")
+            told = data.get("adapter_weights") if one.get("code") == PROVEN and isinstance(data, dict) else None
+            found |= {digest for digest in told if isinstance(digest, str)} if isinstance(told, list) else set()
+    return found
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def compare(

@@ -71,7 +71,17 @@ class Placing:
             self._rows(module, origin)
         for name, origin in self.adapter.copies.items():
             target = self._target(name)
-            if target is not None:
+            if self._is_saved_head(name, origin):
+                self.placed.refuse(
+                    "merge-ambiguous",
+                    self.subject,
+                    f"{origin.name} is the tied head as modules_to_save trained it, and the rows of "
+                    "trainable_token_indices reach into it through the embedding: PEFT lays one upon the other, and "
+                    "cannot run what it makes of it",
+                    "train again with embedding and head in modules_to_save, or with trainable_token_indices alone",
+                    mergeable=False,
+                )
+            elif target is not None:
                 self.placed.copies.append((target, origin))
 
     # ------------------------------------------------------------------------------------------------------ modules
@@ -282,6 +292,13 @@ class Placing:
             and self.adapter.config.get("ensure_weight_tying") is True
             and any(m.rpartition(".")[2] in EMBEDDINGS for m, _ in self.adapter.parts)
         )
+
+    def _is_saved_head(self, name: str, origin: Origin) -> bool:
+        """Return whether what looks like a copy of a tied head is the trained one: rows wrap it, and it was saved."""
+        leaf = name.removesuffix(".weight").rpartition(".")[2]
+        saved = self.adapter.config.get("modules_to_save")
+        names = {str(one).rpartition(".")[2] for one in saved} if isinstance(saved, list) else set()
+        return self.base.tied and leaf in HEADS and leaf in names and ".token_adapter." in origin.name
 
     def _untied_head(self, module: str) -> str | None:
         """Return the name of a head that the base shares with its embedding, to be written as a tensor of its own."""

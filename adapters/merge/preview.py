@@ -17,7 +17,7 @@ from weighbridge.adapters.memory import available
 from weighbridge.adapters.merge import adapter as adapters_of
 from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge import bundle as bundles
-from weighbridge.adapters.merge import estimate, identity, outside
+from weighbridge.adapters.merge import estimate, identity, outside, unheard
 from weighbridge.adapters.merge import plan as plans
 from weighbridge.adapters.merge.adapter import Adapter
 from weighbridge.adapters.merge.base import Base
@@ -168,6 +168,8 @@ def _planned(
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
+    found += identity.twice({subject: Path(one.root) for subject, one in zip(read, parts, strict=True)}, root)
+    found += unheard.heard_after(str(model.config.get("model_type")), read)
     facts["base_identity"], more = identity.compare(
         model, parts, configs, planned.copies, tuple(sources), here=here, called=called
     )
@@ -246,6 +248,7 @@ def _nothing(seen: Inspection, subject: str, what: str) -> list[Finding]:
     if len(seen.artifacts) > 1 and not kept:
         names = ", ".join(one.relative for one in seen.artifacts[:8])
         message = f"{seen.path} holds several artifacts ({names}): which one is meant?"
+        fix = f"name one of them, such as {Path(seen.path) / seen.artifacts[0].relative}"
     else:
         message = f"{seen.path} holds {seen.artifact or 'nothing known'}, and no {what} that could be merged"
         fix = _MEANT[what] if seen.artifacts else fix

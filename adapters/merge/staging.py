@@ -1,4 +1,4 @@
-"""The staging folder of a merge or a cast: refuse, make room, run the child in its jail, publish by one rename.
+"""The staging folder of a merge or a cast: refuse, make room, hold it for the children, publish by one rename.
 
 It is the target's hidden sibling and is named after the plan, so that the same work begun again finds what a killed one
 has finished. Nothing else ever writes there: a lock that ends with its process says so.
@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from weighbridge import __version__
-from weighbridge.adapters import worker
-from weighbridge.adapters.jail import Policy
-from weighbridge.adapters.memory import available
-from weighbridge.adapters.merge import behave, outside, pays, reach
+from weighbridge.adapters.merge import outside
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.values import Bundle, Plan
 from weighbridge.adapters.reading import table_at
@@ -37,22 +34,12 @@ OUT: Final = "out"
 PLAN: Final = "plan.msgpack"
 BUNDLE: Final = "bundle.msgpack"
 JOURNAL: Final = "journal.jsonl"
-_COMPUTED: Final = "computed.msgpack"
-"""The plan once its computed tensors have their values; the one before stays for whoever begins again."""
-
-TASK: Final = "weighbridge.adapters.merge.job:run"
-_BY_PEFT: Final = "round(merge_and_unload() of PEFT {}), in fp32, rounded once"
 _BLOCK: Final = 4096
 """Bytes by which the disk's blocks may make each file larger."""
 
 _PAPERS: Final = 64 << 10
 _A_TENSOR: Final = 2 << 10
 """Bytes of plan, journal and record, and how much of it each tensor brings: its steps and its tallies in words."""
-
-_MEMORY: Final = 1 << 30
-_WORKERS_MAX: Final = 16
-_SLOWEST: Final = 2 << 20
-"""Bytes a second that any disk gives: what takes longer hangs."""
 
 
 class Merged(Value, frozen=True):
@@ -65,42 +52,6 @@ class Merged(Value, frozen=True):
     findings: list[Finding]
     joined: bool = False
     """It lay there already."""
-
-
-class Outside(Value, frozen=True):
-    """A merge that only PEFT's layers compute: the estimate of its memory in bytes, and the configs of both sides.
-
-    `unchanged` allows a result that equals the base.
-    """
-
-    needed: int
-    base: str
-    adapters: tuple[str, ...]
-    unchanged: bool = False
-
-
-class Begun(Value, frozen=True):
-    """Work that is ready to be carried out: its staging folder, and what the child process is told.
-
-    `memory` bounds the child's own data in bytes, `reads` are the files it reads. Two begun in the same way are equal,
-    so a second hand goes on.
-    """
-
-    stage: str
-    target: str
-    plan: str
-    request: dict[str, Any]
-    memory: int
-    reads: tuple[str, ...] = ()
-    outside: Outside | None = None
-    """What PEFT has to compute first; it compares what it merged itself."""
-    behaviour: behave.Wish | None = None
-    """What the result computes is compared, too."""
-
-    @property
-    def most(self) -> int:
-        """Bytes of memory to set aside for all of it: one child at a time."""
-        return max(self.memory, _spared(self.behaviour.needed) if self.behaviour is not None else 0)
 
 
 class Ready(NamedTuple):
@@ -172,124 +123,6 @@ def finished(stage: Path) -> int:
         return 0
 
 
-def begun(
-    ready: Ready,
-    workers: int | None,
-    outside: Outside | None = None,
-    device: str = "auto",
-    behaviour: behave.Wish | None = None,
-) -> Begun:
-    """Write the plan down, durably enough for a child that reads it meanwhile, and return what is to be done."""
-    with speaking(f"{ready.stage} cannot be written"):
-        # The same bytes whoever writes them: a child that reads them meanwhile must not find half of them.
-        _replace(ready.stage / PLAN, msgspec.msgpack.encode(ready.plan))
-        _replace(ready.stage / BUNDLE, msgspec.msgpack.encode(ready.bundle))
-    stream = _MEMORY + 4 * sum(source.size for source in ready.plan.sources[ready.plan.base_files :])
-    return Begun(
-        stage=str(ready.stage),
-        target=str(ready.target),
-        plan=ready.identity,
-        request={
-            "stage": str(ready.stage),
-            "plan": ready.identity,
-            "workers": workers or _workers(ready.plan),
-            "device": device,
-        },
-        memory=stream if outside is None else max(stream, _spared(outside.needed)),
-        reads=tuple(sorted({*(s.path for s in ready.plan.sources), *ready.bundle.copies.values()})),
-        outside=outside,
-        behaviour=behaviour if outside is None else None,
-    )
-
-
-def _spared(needed: int) -> int:
-    """Return the memory that is set aside for an estimate."""
-    return needed + needed // 2
-
-
-def carry_out(begun: Begun, progress: worker.Tell | None = None) -> dict[str, Any]:
-    """Do the work in a jailed child process, PEFT's share of it before, a comparison after it; return what came of it.
-
-    The staging folder is held by the caller. Raises what `outside.compute`, `worker.jailed`, the child and
-    `behave.compare` raise, and RefusedError where nothing would change.
-    """
-    stage = Path(begun.stage)
-    computed = _computed(begun, stage, progress) if begun.outside is not None else None
-    plan = computed.plan if computed is not None else _plan_of(stage)
-    choice = pays.chosen(plan, str(begun.request["device"]), len(os.sched_getaffinity(0)))
-    request = begun.request | {"device": choice.device, "device_why": choice.why}
-    if computed is not None:
-        with speaking(f"{stage} cannot be written"):
-            _replace(stage / _COMPUTED, msgspec.msgpack.encode(computed.plan))
-        request = request | {"file": _COMPUTED}
-    size = sum(Path(path).stat().st_size for path in begun.reads if Path(path).exists())
-    seconds = 3600 + size // _SLOWEST
-    policy = Policy(
-        reads=(begun.stage, *begun.reads),
-        writes=(begun.stage,),
-        memory=begun.memory,
-        processor=seconds * int(begun.request["workers"]),
-        clock=seconds,
-    )
-    request, policy = reach.let_in(request, policy, os.environ)
-    try:
-        ended = worker.jailed(TASK, request, policy, progress=progress)
-    except errors.DiskFullError as error:
-        raise _filled(begun, error) from error
-    result = ended.result | {"jail": ended.held._asdict()}
-    if computed is not None:
-        result |= {
-            "computed": computed.facts,
-            "formula": _BY_PEFT.format(computed.facts["merged_by"]["peft"]),
-            "findings": msgspec.to_builtins(computed.findings),
-        }
-        result["fidelity"]["tensors_unchanged"] += computed.still
-    if begun.behaviour is not None and result["proof"]["passed"]:
-        with speaking(f"{stage} cannot be written"):
-            result["compared"] = msgspec.to_builtins(behave.compared(begun.behaviour, plan, stage / OUT, progress))
-    return result
-
-
-def _filled(begun: Begun, error: errors.DiskFullError) -> errors.DiskFullError:
-    """Return the error of a disk that filled up meanwhile with the figures of now: what is missing, what is free."""
-    stage = Path(begun.stage)
-    bundle = msgspec.msgpack.decode((stage / BUNDLE).read_bytes(), type=Bundle)
-    missing, free = needed(_plan_of(stage), bundle) - _taken(stage), free_bytes(stage)
-    return errors.DiskFullError(
-        error.what,
-        why=f"{error.why}; {missing} bytes are missing in {stage.parent}, {free} are free",
-        fix=f"{error.fix}; finished files are kept",
-        needed_bytes=missing,
-        free_bytes=free,
-    )
-
-
-def _taken(stage: Path) -> int:
-    """Return the bytes that what was written takes on the disk."""
-    return sum(f.stat().st_blocks * 512 for f in (stage / OUT).rglob("*") if f.is_file())
-
-
-def _plan_of(stage: Path) -> Plan:
-    return msgspec.msgpack.decode((stage / PLAN).read_bytes(), type=Plan)
-
-
-def _computed(begun: Begun, stage: Path, progress: worker.Tell | None) -> outside.Computed:
-    """Have PEFT compute what only it can. Raises what `compute` raises."""
-    asked = begun.outside
-    assert asked is not None
-    plan = _plan_of(stage)
-    configs = outside.Configs(Path(asked.base), tuple(Path(path) for path in asked.adapters))
-    lacking = outside.short(asked.needed, available())
-    if lacking is not None and not (stage / outside.RECORD).exists():
-        raise errors.NotFinishedError("there is no room in memory", why=lacking.message, fix=lacking.fix)
-    with speaking(f"{stage} cannot be written"):
-        computed = outside.compute(plan, stage, needed=asked.needed, configs=configs, progress=progress)
-    if not asked.unchanged and not any(step.touched for step in computed.plan.steps):
-        shutil.rmtree(stage, ignore_errors=True)
-        raise nothing(len(computed.still), "fp32")
-    return computed
-
-
 def publish(ready: Ready, record: Mapping[str, Any]) -> None:
     """Write the record beside the weights and let the folder appear under its name."""
     out = ready.stage / OUT
@@ -317,12 +150,6 @@ def _forsaken(ready: Ready) -> None:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
-def _replace(path: Path, body: bytes) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_bytes(body)
-    fresh.replace(path)
-
-
 def plan_identity(plan: Plan, bundle: Bundle) -> str:
     """Return the hex digest that names a merge: its sources as they are now, every step, every file beside them."""
     digest = hashlib.sha256(msgspec.msgpack.encode(plan))
@@ -340,27 +167,35 @@ def allowed(look: Look) -> tuple[Plan, Bundle]:
     waits = [f for f in look.findings if findings.CODES[f.code].waits]
     if blocks:
         raise errors.RefusedError(
-            f"this {look.what} is refused", why=blocks[0].message, fix=blocks[0].fix, findings=blocks
+            f"this {look.what} is refused", why=_first(look, blocks), fix=blocks[0].fix, findings=blocks
         )
     if waits:
         raise errors.NotFinishedError(
-            "a folder is not finished", why=waits[0].message, fix=waits[0].fix, findings=waits
+            "a folder is not finished", why=_first(look, waits), fix=waits[0].fix, findings=waits
         )
     if look.planned is None or look.planned.plan is None or look.bundle is None:
         raise errors.RefusedError(f"this {look.what} is refused", why="there is no plan for it", findings=look.findings)
-    if not _installed():
-        raise errors.WeighbridgeError(
-            "the merge extra is not installed",
-            why="merging needs numpy and ml-dtypes",
-            fix="pip install 'weighbridge[merge]'",
-        )
+    installed()
     # The child stands elsewhere, and is let at exactly these files.
     copies = {path: os.path.realpath(origin) for path, origin in look.bundle.copies.items()}
     return look.planned.plan, msgspec.structs.replace(look.bundle, copies=copies)
 
 
-def _installed() -> bool:
-    return all(find_spec(name) is not None for name in ("numpy", "ml_dtypes"))
+def _first(look: Look, found: Sequence[Finding]) -> str:
+    """Return the words of the first of some findings: which of several folders it is about, and how many more are."""
+    side = f"{found[0].subject.partition('/')[0]}: " if look.what == "merge" else ""
+    more = f" ({len(found) - 1} more against it)" if len(found) > 1 else ""
+    return f"{side}{found[0].message}{more}"
+
+
+def installed() -> None:
+    """Raise WeighbridgeError where what does the arithmetic is not installed."""
+    if any(find_spec(name) is None for name in ("numpy", "ml_dtypes")):
+        raise errors.WeighbridgeError(
+            "the merge extra is not installed",
+            why="merging needs numpy and ml-dtypes",
+            fix="pip install 'weighbridge[merge]'",
+        )
 
 
 def already(target: Path, identity: str, record: str) -> Merged | None:
@@ -423,10 +258,15 @@ def needed(plan: Plan, bundle: Bundle) -> int:
     return sum(sizes) + _BLOCK * len(sizes) + computed + papers
 
 
+def taken(stage: Path) -> int:
+    """Return the bytes that what was written takes on the disk."""
+    return sum(f.stat().st_blocks * 512 for f in (stage / OUT).rglob("*") if f.is_file())
+
+
 def _room(ready: Ready) -> None:
     """Raise DiskFullError where the result does not fit beside what is there."""
     parent, stage = ready.target.parent, ready.stage
-    need = needed(ready.plan, ready.bundle) - _taken(stage)
+    need = needed(ready.plan, ready.bundle) - taken(stage)
     free = free_bytes(parent)
     if free < need:
         raise errors.DiskFullError(
@@ -472,12 +312,6 @@ def _just_ended(stage: Path) -> errors.ConflictError:
     return errors.ConflictError(
         "this was being made by another process, which just ended", why=f"{stage} is gone", fix="run it again"
     )
-
-
-def _workers(plan: Plan) -> int:
-    """Return the number of threads: one more than processors, as they wait for the disk, and no more than files."""
-    processors = len(os.sched_getaffinity(0))
-    return max(1, min(len(plan.files), processors + 1, _WORKERS_MAX))
 
 
 def quarantine(stage: Path) -> Path:

@@ -11,17 +11,16 @@ from weighbridge import __version__
 from weighbridge.adapters import layout, paths
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.merge import base as bases
-from weighbridge.adapters.merge import behave, identity, outside, pays, staging
+from weighbridge.adapters.merge import behave, children, identity, outside, pays, staging
+from weighbridge.adapters.merge.children import Begun, Outside
 from weighbridge.adapters.merge.outside import Configs
 from weighbridge.adapters.merge.preview import COSINE, Look, update_lost
-from weighbridge.adapters.merge.staging import OUT, Begun, Merged, Outside, Ready
+from weighbridge.adapters.merge.staging import OUT, Merged, Ready
 from weighbridge.adapters.merge.values import Plan
 from weighbridge.registry import errors, findings
-from weighbridge.registry.hashing import sha256_file
 from weighbridge.registry.types import Finding
 
-RECORD: Final = "merge.json"
-"""The record of a merge, beside the weights: what was merged, how, and what was proven."""
+RECORD: Final = identity.RECORD
 
 _NAMELESS: Final = "<path>"
 
@@ -55,8 +54,8 @@ def merge(
         if there is not None:
             return there
         wish = behave.wish(ready.plan, _configs(look)) if behaviour else None
-        begun = staging.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device, wish)
-        result = staging.carry_out(begun, progress)
+        begun = children.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device, wish)
+        result = children.carry_out(begun, progress)
         return _settle(look, ready, result, unchanged=unchanged)
 
 
@@ -74,7 +73,7 @@ def begin(look: Look, target: Path, *, workers: int | None = None, behaviour: bo
         outside.installed()
     staging.make(ready)
     wish = behave.wish(ready.plan, _configs(look)) if behaviour else None
-    return staging.begun(ready, workers, asked, behaviour=wish)
+    return children.begun(ready, workers, asked, behaviour=wish)
 
 
 def standing(look: Look, target: Path) -> Merged | None:
@@ -130,7 +129,7 @@ def _settle(look: Look, ready: Ready, result: dict[str, Any], *, unchanged: bool
     told = msgspec.convert(result.get("findings", []), list[Finding])
     found = [
         *look.findings,
-        *_judged(result, ready, identity.told(look.facts.get("base_identity"), look.findings), unchanged=unchanged),
+        *_judged(result, ready, look, unchanged=unchanged),
         *told,
     ]
     device = {name: value for name, value in result["arithmetic"].items() if name.startswith("device")}
@@ -139,11 +138,8 @@ def _settle(look: Look, ready: Ready, result: dict[str, Any], *, unchanged: bool
     return Merged(path=str(ready.target), plan=ready.identity, files=result["files"], facts=facts, findings=found)
 
 
-def _judged(result: dict[str, Any], ready: Ready, base: str, *, unchanged: bool) -> list[Finding]:
-    """Return the findings of what was written; `base` says how far it is known to be the right one.
-
-    Raises RefusedError where it is not what it must be.
-    """
+def _judged(result: dict[str, Any], ready: Ready, look: Look, *, unchanged: bool) -> list[Finding]:
+    """Return the findings of what was written. Raises RefusedError where it is not what it must be."""
     stage, plan = ready.stage, ready.plan
     proof, fidelity = result["proof"], result["fidelity"]
     if not proof["passed"]:
@@ -185,14 +181,21 @@ def _judged(result: dict[str, Any], ready: Ready, base: str, *, unchanged: bool)
     found: list[Finding] = []
     if fidelity["cosine"] is not None and fidelity["cosine"] < COSINE:
         found.append(update_lost(result["dtype"], fidelity["unchanged_share"], fidelity["cosine"]))
+    facts = _facts(result)
+    base = identity.told(look.facts.get("base_identity"), look.findings)
+    weights = [identity.weights_digest(Path(one.root)) for one in look.adapters]
+    words = compared.words
+    if facts.get("behaviour") is None:
+        words = "; what it computes was not compared with base and adapter"
     found.append(
         findings.finding(
-            "merge-proven",
+            identity.PROVEN,
             "model",
             f"{proof['tensors_copied']} tensors are the base's byte for byte, {proof['tensors_changed']} changed ones "
             f"were read again: {proof['elements_checked']} elements, none further from the exact sum than rounding "
-            f"allows{compared.words}. Of the base: {base}",
-            **_facts(result),
+            f"allows{words}. Of the base: {base}",
+            **facts,
+            adapter_weights=weights,
         )
     )
     return found + ([behave.untold(compared.why)] if compared.why is not None else [])
@@ -241,7 +244,7 @@ def _record(look: Look, plan: str, result: dict[str, Any], found: list[Finding])
             {
                 "base_model": _NAMELESS if paths.is_local(one.base.id) else one.base.id,
                 "type": one.adapter.peft_type if one.adapter is not None else None,
-                "weights_sha256": _digest(one.root),
+                "weights_sha256": identity.weights_digest(Path(one.root)),
             }
             for one in look.adapters
         ],
@@ -252,11 +255,3 @@ def _record(look: Look, plan: str, result: dict[str, Any], found: list[Finding])
         "facts": {name: value for name, value in facts.items() if not paths.scan_value("", {name: value})},
         "findings": msgspec.to_builtins([paths.redacted(one) for one in found]),
     }
-
-
-def _digest(root: str) -> str | None:
-    path = Path(root) / "adapter_model.safetensors"
-    try:
-        return sha256_file(path)
-    except OSError:
-        return None

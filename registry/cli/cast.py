@@ -2,22 +2,23 @@
 
 import socket
 import time
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
-from weighbridge.adapters.merge import casting
+from weighbridge.adapters.merge import casting, staging
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged
 from weighbridge.adapters.merge.values import DTYPES
 from weighbridge.adapters.target import free
-from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.cli.sides import Side
+from weighbridge.registry.cli.sides import Away, Goal, Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import recast
 from weighbridge.registry.flow.merged import Parent, content_of
@@ -34,6 +35,7 @@ SCHEMA: Final = "weighbridge/cast/1"
 @click.option("--to", "target", metavar="DIR", type=paths.PLACE, help="The folder that will hold the result.")
 @click.option("--name", metavar="NAME", help="Publish the result as NAME-DTYPE [default: the model's name].")
 @click.option("--dry-run", is_flag=True, help="Only say what would be cast and what stands against it.")
+@click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
 @click.option(
     "--workers", type=click.IntRange(1, 64), metavar="N", help="Files written at once [default: by processors]."
 )
@@ -48,6 +50,7 @@ def cast(
     target: Path | None,
     name: str | None,
     dry_run: bool,
+    again: bool,
     workers: int | None,
     remote: str | None,
     config: str | None,
@@ -64,51 +67,81 @@ def cast(
     if target is not None:
         free(target)
     keep = sorted({word.strip() for word in (keep_fp32 or "").split(",") if word.strip()})
+    casting.known(keep)
+    if not dry_run:
+        staging.installed()  # before anything is fetched
     words = ["cast", model, remote or "", config or "", dtype, *keep, "as", name or ""]
     with sides.scratch(words, dry_run=dry_run) as scratch:
-        side = sides.find(model, scratch, remote, config, out)
-        wanted = name or side.name
+        found = sides.find(model, remote, config, out)
+        sides.told_apart(
+            found, adapter=False, fix="merge it into its base, which casts as well: registry merge ... --dtype"
+        )
+        wanted = name or (found.version.name if isinstance(found, Away) else None)
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
+        chosen = None
+        if (name is not None or target is None) and not dry_run:  # a wrong name or remote is told before the work
+            called = recast.cast_name(wanted or "", dtype)
+            chosen = context.choose_remote(context.settings(config), remote)
+
+        goal = Goal(called, "cast", chosen, again) if chosen is not None else None
+        away = found.parent if isinstance(found, Away) else None
+
+        def key_of(parent: Parent) -> str:
+            return recast.derivation(parent.content, dtype, keep)
+
+        if (
+            goal is not None
+            and target is None
+            and away is not None
+            and _is_there(goal, lambda: key_of(away), begun, out)
+        ):
+            return None
+        side = sides.fetched(found, scratch, remote, config, out)
         sides.apart(target, side)
         seen = casting.look(side.path, dtype=dtype, keep=keep)
         if dry_run:
             _show(seen, dtype, out)
             return EXIT[seen.outcome]
-        chosen = None
-        if name is not None or target is None:  # a wrong name or remote is told before the work, not after
-            assert wanted is not None
-            how = _How(dtype, keep, recast.cast_name(wanted, dtype))
-            chosen = context.choose_remote(context.settings(config), remote)
         place = target if target is not None else sides.result(scratch(), seen, casting.RECORD)
-        with following(out) as follower:
+        parent_of = cache(partial(_parent, away, seen))
+        if (
+            goal is not None
+            and target is None
+            and away is None
+            and _is_there(goal, lambda: key_of(parent_of()), begun, out)
+        ):
+            return None
+        with sides.stoppable(place, out), following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
         receipt = None
-        if chosen is not None:
-            receipt = _publish(done, seen, side, how, chosen=chosen, out=out)
-        _tell(done, seen, receipt, time.monotonic() - begun, out)
+        if goal is not None:
+            parent = parent_of()
+            receipt = _publish(done, seen, side, parent, key_of(parent), goal=goal, out=out)
+        _tell(done, seen, receipt, time.monotonic() - begun, out, kept=target is not None)
     return None
 
 
-class _How(NamedTuple):
-    """What was asked for: the precision, the classes of layers that get fp32, and the name of the result."""
-
-    dtype: str
-    keep: list[str]
-    name: str
-
-
-def _publish(done: Merged, seen: Look, side: Side, how: _How, *, chosen: RemoteSettings, out: Output) -> Receipt:
-    """Publish a cast folder as a version of its own name."""
+def _parent(away: Parent | None, seen: Look) -> Parent:
+    """Return the side of a cast that can be made: the version that was fetched, or a folder, which is hashed."""
     assert seen.base is not None
-    content = side.content or content_of(seen.base)
-    ref = side.ref if side.content else seen.base.base.id or seen.base.artifact
+    return away or Parent(ref=seen.base.base.id or seen.base.artifact, content=content_of(seen.base))
+
+
+def _is_there(goal: Goal, key: Callable[[], str], begun: float, out: Output) -> bool:
+    """Return whether the same cast was published before, and say so."""
+    there = sides.made_before(goal, key, out)
+    if there is not None:
+        sides.say_there(there, {"schema": SCHEMA}, time.monotonic() - begun, out)
+    return there is not None
+
+
+def _publish(done: Merged, seen: Look, side: Side, parent: Parent, key: str, *, goal: Goal, out: Output) -> Receipt:
+    """Publish a cast folder as a version of its own name."""
     admission = recast.admit_cast(
-        done, seen, Parent(ref=ref, content=content), side.facts,
-        name=how.name, policy=rules([chosen]), host=socket.gethostname(),
-    )  # fmt: skip
-    key = recast.derivation(content, how.dtype, how.keep)
-    return sides.publish_made(how.name, admission, key, maker="cast", chosen=chosen, out=out)
+        done, seen, parent, side.facts, name=goal.name, policy=rules([goal.chosen]), host=socket.gethostname()
+    )
+    return sides.publish_made(goal, key, admission, out)
 
 
 def _show(seen: Look, dtype: str, out: Output) -> None:
@@ -129,11 +162,11 @@ def _document(seen: Look) -> dict[str, Any]:
     return {"schema": SCHEMA, "outcome": seen.outcome, "facts": seen.facts, "findings": seen.findings}
 
 
-def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output) -> None:
+def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output, *, kept: bool) -> None:
     """Print where the result lies, and what was proven."""
     ref = f"{receipt.name}@v{receipt.n}" if receipt is not None else None
     if out.as_json:
-        document = _document(seen) | sides.told(done, receipt, seconds)
+        document = _document(seen) | sides.told(done, receipt, seconds, kept=kept)
         out.json(plain(document))
         return
     proof = done.facts["proof"]

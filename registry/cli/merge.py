@@ -3,17 +3,18 @@
 import os
 import socket
 import time
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
 from weighbridge.adapters.license import cache_roots
-from weighbridge.adapters.merge import identity, start
+from weighbridge.adapters.merge import behave, identity, outside, staging, start
 from weighbridge.adapters.merge.preview import ARTIFACT, Look, look
 from weighbridge.adapters.merge.staging import Merged
-from weighbridge.adapters.merge.values import DTYPES
+from weighbridge.adapters.merge.values import DTYPES, WIDTH
 from weighbridge.adapters.target import free
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, options, paths, sides
@@ -21,12 +22,12 @@ from weighbridge.registry.cli.catalogue import published_as
 from weighbridge.registry.cli.inspect import EXIT, ordered, plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.cli.sides import Side
+from weighbridge.registry.cli.sides import Away, Goal, Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import merged as papers
 from weighbridge.registry.flow.merged import Parent
 from weighbridge.registry.flow.rules import rules
-from weighbridge.registry.refs import check_name
+from weighbridge.registry.refs import SUFFIX_ROOM, check_name
 from weighbridge.registry.types import Finding, Receipt
 
 SCHEMA: Final = "weighbridge/merge/1"
@@ -49,6 +50,7 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 @click.option("--name", metavar="NAME", help="Publish the result as NAME-merged-DTYPE [default: the adapter's name].")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), help="The precision of the result [default: the base's].")
 @click.option("--dry-run", is_flag=True, help="Only say what would be merged and what stands against it.")
+@click.option("--again", is_flag=True, help="Publish what was withdrawn, under a new number.")
 @click.option("--unchanged", is_flag=True, help="Allow a result that equals the base after rounding.")
 @click.option(
     "--behaviour", is_flag=True, help="Also run base, adapter and result, and compare what they compute (torch extra)."
@@ -75,6 +77,7 @@ def merge(
     name: str | None,
     dtype: str | None,
     dry_run: bool,
+    again: bool,
     unchanged: bool,
     behaviour: bool,
     device: str,
@@ -93,31 +96,50 @@ def merge(
     begun = time.monotonic()
     if target is not None:
         free(target)
+    if not dry_run:  # what is missing is told before anything is fetched
+        staging.installed()
+        if behaviour:
+            outside.installed(behave.NEEDS)
     shape = ["as", dtype or "", str(unchanged), name or ""]  # what else decides the result
     words = ["merge", adapter, *others, base, remote or "", config or "", *shape]
     with sides.scratch(words, dry_run=dry_run) as scratch:
-        found = [sides.find(text, scratch, remote, config, out) for text in (adapter, *others)]
-        under = sides.find(base, scratch, remote, config, out, hub=True)
-        wanted = name or found[0].name
+        over = [sides.find(text, remote, config, out) for text in (adapter, *others)]
+        below = sides.find(base, remote, config, out, hub=True)
+        for one in over:
+            sides.told_apart(one, adapter=True, fix="name the adapter; the model it is merged into is --base")
+        sides.told_apart(below, adapter=False, fix="--base is the model that the adapter was trained on")
+        wanted = name or (over[0].version.name if isinstance(over[0], Away) else None)
         if target is None and wanted is None and not dry_run:
             raise UsageError("where should the result go?", fix="--to DIR, --name NAME to publish it, or --dry-run")
+        chosen = None
+        if (name is not None or target is None) and not dry_run:  # a wrong name or remote is told before the work
+            check_name(wanted or "", room=SUFFIX_ROOM)
+            chosen = context.choose_remote(context.settings(config), remote)
+        known = None
+        if chosen is not None and target is None:
+            known = _known(over, below, dtype, wanted=wanted or "", chosen=chosen, again=again)
+            if known is not None and _is_there(known.goal, lambda: known.key, begun, out, behaviour=behaviour):
+                return None
+        found = [sides.fetched(one, scratch, remote, config, out) for one in over]
+        under = sides.fetched(below, scratch, remote, config, out)
         sides.apart(target, *found, under)
-        fetched = under.ref if under.content else None
-        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run, called=fetched)
+        called = under.ref if under.parent is not None else None
+        seen = look([side.path for side in found], under.path, dtype=dtype, weigh=dry_run, called=called)
         if dry_run:
             _show(seen, out)
             return EXIT[seen.outcome]
-        chosen = None
-        if name is not None or target is None:  # a wrong name or remote is told before the work, not after
-            check_name(wanted or "")
-            chosen = context.choose_remote(context.settings(config), remote)
         unsure = identity.told(seen.facts.get("base_identity"), seen.findings) == identity.UNKNOWN
-        if unsure and seen.planned is not None:
+        if unsure and seen.planned is not None and not out.as_json:
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
+        order_of = cache(partial(_order, seen, found, under, wanted=wanted or "", chosen=chosen, again=again))
+        if chosen is not None and target is None and known is None:
+            goal = Goal(papers.merged_name(wanted or "", _written(seen)), "merge", chosen, again)
+            if _is_there(goal, lambda: order_of().key, begun, out, behaviour=behaviour):
+                return None
         if not out.as_json and start.standing(seen, place) is None:
             _ahead(seen, behaviour=behaviour, out=out)
-        with following(out) as follower:
+        with sides.stoppable(place, out), following(out) as follower:
             done = start.merge(
                 seen,
                 place,
@@ -129,34 +151,91 @@ def merge(
             )
         receipt = None
         if chosen is not None:
-            assert wanted is not None
-            receipt = _publish(done, seen, found, under, wanted=wanted, chosen=chosen, out=out)
-        _tell(done, seen, receipt, time.monotonic() - begun, out)
+            receipt = _publish(done, seen, order_of(), out)
+        _tell(done, seen, receipt, time.monotonic() - begun, out, kept=target is not None)
     return None
 
 
-def _publish(
-    done: Merged, seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings, out: Output
-) -> Receipt:
-    """Publish a merged folder as a version of its own name."""
+class _Order(NamedTuple):
+    """What a merge is published as, what of, and in which precision."""
+
+    goal: Goal
+    adapters: list[Parent]
+    base: Parent
+    dtype: str
+
+    @property
+    def key(self) -> str:
+        """What names the merge by what it is made of."""
+        return papers.derivation(self.adapters, self.base, self.dtype)
+
+
+def _known(
+    over: list[Side | Away], below: Side | Away, dtype: str | None, *, wanted: str, chosen: RemoteSettings, again: bool
+) -> _Order | None:
+    """Return how the result is published where published versions alone tell it: then none need be fetched for it.
+
+    None where a folder is among them, or where the base's weights are of several precisions.
+    """
+    adapters = [one.parent for one in over if isinstance(one, Away)]
+    if isinstance(below, Side) or len(adapters) < len(over):
+        return None
+    stored = [kind for kind in below.facts.weights.dtypes if kind in WIDTH]
+    if len(stored) != 1:
+        return None
+    return _ordered(adapters, below.parent, DTYPES[dtype] if dtype else stored[0], wanted, chosen, again=again)
+
+
+def _order(
+    seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings | None, again: bool
+) -> _Order:
+    """Return how the result of a merge that can be made is published; folders are hashed for it."""
     assert seen.base is not None
-    dtype = str(done.facts["written_dtype"])
-    name = papers.merged_name(wanted, dtype)
+    assert chosen is not None
     adapters = [
-        Parent(ref=side.ref if side.content else one.artifact, content=side.content or papers.content_of(one),
-               provenance=side.provenance, base=side.base)
+        side.parent or Parent(ref=one.artifact, content=papers.content_of(one))
         for side, one in zip(found, seen.adapters, strict=True)
-    ]  # fmt: skip
-    content = under.content or papers.content_of(seen.base)
-    beneath = Parent(ref=under.ref if under.content else content, content=content)
-    with sides.asking(chosen) as ask:
+    ]
+    beneath = under.parent
+    if beneath is None:
+        content = papers.content_of(seen.base)
+        beneath = Parent(ref=content, content=content)
+    return _ordered(adapters, beneath, _written(seen), wanted, chosen, again=again)
+
+
+def _written(seen: Look) -> str:
+    """Return the precision of the result of a merge that can be made."""
+    assert seen.planned is not None
+    assert seen.planned.plan is not None
+    return seen.planned.plan.dtype
+
+
+def _ordered(
+    adapters: list[Parent], base: Parent, dtype: str, wanted: str, chosen: RemoteSettings, *, again: bool
+) -> _Order:
+    """Return how a merge of some parents is published. Raises UsageError for a name that cannot be."""
+    return _Order(Goal(papers.merged_name(wanted, dtype), "merge", chosen, again), adapters, base, dtype)
+
+
+def _is_there(goal: Goal, key: Callable[[], str], begun: float, out: Output, *, behaviour: bool) -> bool:
+    """Return whether the same merge was published before, and compared where that is asked for; and say so."""
+    there = sides.made_before(goal, key, out)
+    if there is None or (behaviour and there.facts.get("behaviour") is None):
+        return False
+    sides.say_there(there, {"schema": SCHEMA, "artifact": ARTIFACT}, time.monotonic() - begun, out)
+    return True
+
+
+def _publish(done: Merged, seen: Look, order: _Order, out: Output) -> Receipt:
+    """Publish a merged folder as a version of its own name."""
+    goal = order.goal
+    with sides.asking(goal.chosen) as ask:
         admission = papers.admit_merged(
-            done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname(),
-            caches=cache_roots(os.environ), ask=ask, published=partial(published_as, chosen),
+            done, seen, order.adapters, order.base,
+            name=goal.name, policy=rules([goal.chosen]), host=socket.gethostname(),
+            caches=cache_roots(os.environ), ask=ask, published=partial(published_as, goal.chosen),
         )  # fmt: skip
-    return sides.publish_made(
-        name, admission, papers.derivation(adapters, beneath, dtype), maker="merge", chosen=chosen, out=out
-    )
+    return sides.publish_made(goal, order.key, admission, out)
 
 
 # ----------------------------------------------------------------------------------------------------------- the words
@@ -208,11 +287,11 @@ def _show(seen: Look, out: Output) -> None:
     _findings(seen.findings, out)
 
 
-def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output) -> None:
+def _tell(done: Merged, seen: Look, receipt: Receipt | None, seconds: float, out: Output, *, kept: bool) -> None:
     """Print where the result lies, and what was proven."""
     ref = f"{receipt.name}@v{receipt.n}" if receipt is not None else None
     if out.as_json:
-        document = _document(seen) | sides.told(done, receipt, seconds)
+        document = _document(seen) | sides.told(done, receipt, seconds, kept=kept)
         out.json(plain(document))
         return
     for finding in ordered(done.findings):

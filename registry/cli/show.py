@@ -140,6 +140,7 @@ def _details(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str
         yield "lineage", f"{edge['relation']} {edge['ref']}" + (f" {edge['content']}" if edge.get("content") else "")
     yield from _files(manifest, wide=wide)
     findings = manifest.get("findings") or []
+    yield from _proven(findings)
     yield "checks", ", ".join(_counted(findings)) if findings else "ok"
     for finding in findings:
         if wide or finding["severity"] != "note":
@@ -147,6 +148,20 @@ def _details(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str
             reason = (finding.get("data") or {}).get("allowed")
             if reason:
                 yield "", f"     allowed: {reason}"
+
+
+def _proven(findings: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Say how far a merge was proven: by its elements, and by what it computes where that was compared."""
+    for one in findings:
+        if one["code"] == "merge-proven":
+            seen = (one.get("data") or {}).get("behaviour") or {}
+            apart = [seen[name] for name in ("error", "distance") if isinstance(seen.get(name), int | float)]
+            told = "what it computes was not compared with base and adapter"
+            if len(apart) == 2:
+                told = "and what it computes: {:.3g} away from base and adapter together, the base {:.3g}".format(
+                    *apart
+                )
+            yield "proven", f"its elements; {told}"
 
 
 def _files(manifest: dict[str, Any], *, wide: bool) -> Iterator[tuple[str, str]]:

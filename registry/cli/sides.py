@@ -11,23 +11,36 @@ from typing import Any, Final, NamedTuple
 from weighbridge.adapters import license  # noqa: A004 - the module is about licences
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged, make_way
+from weighbridge.config.nearest import nearest
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk
 from weighbridge.registry.cli import context, fresh, paths
+from weighbridge.registry.cli.inspect import plain
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import IntegrityError, NotFoundError, UsageError, WeighbridgeError
+from weighbridge.registry.errors import (
+    IntegrityError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+    WeighbridgeError,
+    WithdrawnError,
+)
+from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admission import Admission
-from weighbridge.registry.flow.publish import prepare, publish
+from weighbridge.registry.flow.merged import Parent
+from weighbridge.registry.flow.publish import prepare, publish, standing
 from weighbridge.registry.flow.pull import checked_manifest, pull
+from weighbridge.registry.flow.resolve import Resolved
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.hub_rules import is_repo_id
+from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
-from weighbridge.registry.types import BaseFacts, Facts, Models, Owner, Provenance, Receipt
+from weighbridge.registry.types import Facts, Models, Owner, Receipt
 
 KEPT: Final = 2 * 86_400.0
 """Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
@@ -36,24 +49,25 @@ KEPT: Final = 2 * 86_400.0
 RESULT: Final = "result"
 
 
+class Away(NamedTuple):
+    """A published version that is not fetched yet."""
+
+    version: Resolved
+    facts: Facts
+
+    @property
+    def parent(self) -> Parent:
+        """What is recorded of it as a side of a merge or a cast."""
+        return Parent(self.version.ref, self.version.content, self.facts.provenance, self.facts.base)
+
+
 class Side(NamedTuple):
-    """Where it lies, and what is known of it where it is a published version."""
+    """A folder, and what is known of it where it is a published version that was fetched."""
 
     path: Path
     ref: str
-    name: str | None = None
-    content: str | None = None
+    parent: Parent | None = None
     facts: Facts | None = None
-
-    @property
-    def provenance(self) -> Provenance | None:
-        """Where a published version comes from."""
-        return self.facts.provenance if self.facts is not None else None
-
-    @property
-    def base(self) -> BaseFacts:
-        """The base of a published version."""
-        return self.facts.base if self.facts is not None else BaseFacts()
 
 
 def apart(target: Path | None, *sources: Side) -> None:
@@ -130,9 +144,19 @@ def result(folder: Path, seen: Look, record: str) -> Path:
     return goal
 
 
-def find(
-    text: str, make: Callable[[], Path], remote: str | None, config: str | None, out: Output, *, hub: bool = False
-) -> Side:
+@contextmanager
+def stoppable(goal: Path, out: Output) -> Iterator[None]:
+    """Tell whoever interrupts the work on a result that what is finished of it is not lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            if goal.exists() or any(one.name.startswith(f".{goal.name}.merge-") for one in goal.parent.iterdir()):
+                out.talk("what is finished is kept: the same command goes on from there")
+        raise
+
+
+def find(text: str, remote: str | None, config: str | None, out: Output, *, hub: bool = False) -> Side | Away:
     """Return what a word of the command means; with `hub` it may be an id in the Hub cache. Raises NotFoundError."""
     if Path(text).exists():
         return Side(Path(text), text)
@@ -142,23 +166,59 @@ def find(
     if cached is not None:
         return Side(cached, text)
     if "/" in text or text.startswith((".", "~")):
+        fetch = f"; a model of the Hub is fetched with: hf download {text}" if hub and is_repo_id(text) else ""
         raise NotFoundError(
             f"there is no {shown(text)}",
             why="it is no folder here" + (", and not in the Hub cache" if hub else ""),
-            fix="name a folder that exists, or a version such as name@v7",
+            fix=_meant(text) or f"name a folder that exists, or a version such as name@v7{fetch}",
         )
-    return _fetched(text, make(), remote, config, out)
+    try:
+        chosen = context.choose_remote(context.settings(config), remote)
+        with fresh.opened(chosen, out, ref=text) as opened:
+            version = opened.resolve(text)
+            return Away(version, checked_manifest(opened.remote, version.name, version.n, version.manifest).facts)
+    except WithdrawnError:
+        raise
+    except (NotFoundError, UsageError) as error:
+        if "@" in text or ":" in text or (isinstance(error, UsageError) and _meant(text) is None):
+            raise  # it cannot have been meant as a folder
+        raise NotFoundError(
+            f"there is no {shown(text)}",
+            why="it is no folder here; as a version: " + error.what + (f", {error.why}" if error.why else ""),
+            fix=_meant(text) or error.fix,
+        ) from error
 
 
-def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, out: Output) -> Side:
-    """Return a published version as a folder."""
-    chosen = context.choose_remote(context.settings(config), remote)
-    with fresh.opened(chosen, out, ref=ref) as opened:
-        version = opened.resolve(ref)
-        folder = scratch / f"{version.name}@v{version.n}"
+def _meant(text: str) -> str | None:
+    """Return the question after a folder that is called much like this."""
+    path = Path(text)
+    with suppress(OSError):
+        near = nearest(path.name, [one.name for one in path.parent.iterdir() if one.is_dir()])
+        return f"did you mean {shown(str(path.with_name(near)))}?" if near is not None else None
+    return None
+
+
+def told_apart(found: Side | Away, *, adapter: bool, fix: str) -> None:
+    """See that a version is an adapter, or is none, before it is fetched. Raises RefusedError with this fix."""
+    if isinstance(found, Away) and (found.facts.kind == "adapter") is not adapter:
+        raise RefusedError(
+            f"{found.version.ref} is {'no' if adapter else 'an'} adapter",
+            why=f"it was published as {found.facts.kind}",
+            fix=fix,
+        )
+
+
+def fetched(found: Side | Away, make: Callable[[], Path], remote: str | None, config: str | None, out: Output) -> Side:
+    """Return what was found as a folder."""
+    if isinstance(found, Side):
+        return found
+    version = found.version
+    folder = make() / f"{version.name}@v{version.n}"
+    opened = context.connect(context.choose_remote(context.settings(config), remote))
+    try:
         with following(out) as follower:
             pull(
-                opened.remote,
+                opened,
                 version.name,
                 version.n,
                 folder,
@@ -167,8 +227,9 @@ def _fetched(ref: str, scratch: Path, remote: str | None, config: str | None, ou
                 begin=follower.begin,
                 progress=follower.moved,
             )
-        manifest = checked_manifest(opened.remote, version.name, version.n, version.manifest)
-    return Side(folder, version.ref, version.name, version.content, manifest.facts)
+    finally:
+        opened.close()
+    return Side(folder, version.ref, found.parent, found.facts)
 
 
 @contextmanager
@@ -185,16 +246,74 @@ def asking(chosen: RemoteSettings) -> Iterator[Models | None]:
         opened.close()
 
 
-def publish_made(
-    name: str, admission: Admission, derivation: str, *, maker: str, chosen: RemoteSettings, out: Output
-) -> Receipt:
-    """Publish what a command has made, or join what was made from the same before; `maker` is the command."""
+class Goal(NamedTuple):
+    """Where a result is published: under which name, by which command; `again` in spite of a withdrawal."""
+
+    name: str
+    maker: str
+    chosen: RemoteSettings
+    again: bool
+
+    @property
+    def owner(self) -> Owner:
+        """Who publishes."""
+        return Owner(host=socket.gethostname(), daemon=f"{self.maker} by {fresh.whoami()}")
+
+
+class There(NamedTuple):
+    """A version that was made of the same things in the same way, and what it was published with."""
+
+    receipt: Receipt
+    manifest: Manifest
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was proven of it when it was made."""
+        proven = [one for one in self.manifest.facts.findings if one.code.endswith("-proven")]
+        return proven[0].data if proven else {}
+
+
+def made_before(goal: Goal, derivation: Callable[[], str], out: Output) -> There | None:
+    """Return the version that need not be made again, None where the work is to be done; the team is told at need.
+
+    `derivation` is asked for where something was published under the name: it may have to hash folders.
+
+    Raises what `fresh.registry_of` and `claim.made_before` raise: better before the work than after.
+    """
     untold: list[WeighbridgeError] = []
+    opened = context.connect(goal.chosen)
+    try:
+        registry = fresh.registry_of(goal.chosen, opened, writer=goal.owner.daemon)
+        with _in_words_of(goal):
+            found = standing(
+                opened, goal.chosen.name, registry, goal.name, derivation, again=goal.again, untold=untold.append
+            )
+        if found is not None:
+            fresh.published(goal.chosen, opened, found[0], untold, out)
+    finally:
+        opened.close()
+    return There(*found) if found is not None else None
+
+
+@contextmanager
+def _in_words_of(goal: Goal) -> Iterator[None]:
+    """Put this command in the place of the one that an error's fix names: the flow does not know who asks."""
+    try:
+        yield
+    except WeighbridgeError as error:
+        if error.data.get("option") == "again" and error.fix:
+            error.fix = error.fix.replace("registry push --again", f"registry {goal.maker} ... --again")
+        raise
+
+
+def publish_made(goal: Goal, derivation: str, admission: Admission, out: Output) -> Receipt:
+    """Publish what a command has made, or join what was made from the same before."""
+    untold: list[WeighbridgeError] = []
+    chosen, name = goal.chosen, goal.name
     opened = context.connect(chosen)
     try:
-        owner = Owner(host=socket.gethostname(), daemon=f"{maker} by {fresh.whoami()}")
-        registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
-        with following(out) as follower:
+        registry = fresh.registry_of(chosen, opened, writer=goal.owner.daemon)
+        with following(out) as follower, _in_words_of(goal):
             candidate = prepare(
                 opened,
                 name,
@@ -207,8 +326,9 @@ def publish_made(
             )
             try:
                 receipt = publish(
-                    opened, chosen.name, registry, candidate, owner, untold=untold.append, progress=follower.total
-                )
+                    opened, chosen.name, registry, candidate, goal.owner,
+                    again=goal.again, untold=untold.append, progress=follower.total,
+                )  # fmt: skip
             except BaseException:
                 staging.discard(candidate.bundle)
                 raise
@@ -224,11 +344,25 @@ def say_version(receipt: Receipt | None, out: Output) -> None:
         out.talk("the same was published before, under this number")
 
 
-def told(done: Merged, receipt: Receipt | None, seconds: float) -> dict[str, Any]:
-    """Return what is printed of something made: where it lies, its version, its files and what was proven."""
+def say_there(there: There, words: dict[str, Any], seconds: float, out: Output) -> None:
+    """Say that nothing had to be made; `words` are what every document of the command holds."""
+    receipt, manifest = there
+    ref = f"{receipt.name}@v{receipt.n}"
+    if out.as_json:
+        files = {file.path: {"size": file.size, "sha256": file.sha256} for file in manifest.files}
+        found = manifest.facts.findings
+        done = Merged("", "", files, there.facts, found)
+        out.json(plain({**words, "outcome": outcome(found)} | told(done, receipt, seconds, kept=False)))
+        return
+    out.talk(f"it is there already, as {ref}: made before of the same parents in the same way, and not made again")
+    out.say(ref)
+
+
+def told(done: Merged, receipt: Receipt | None, seconds: float, *, kept: bool) -> dict[str, Any]:
+    """Return what is printed of something made: its version, its files, what was proven, and where it is `kept`."""
     return {
         "dry_run": False,
-        "path": done.path,
+        "path": done.path if kept else None,
         "ref": f"{receipt.name}@v{receipt.n}" if receipt is not None else None,
         "joined": done.joined or (receipt is not None and receipt.joined),
         "facts": done.facts,

@@ -5,7 +5,7 @@ dense and create-only, so that of two racers one gets the number and the other r
 """
 
 import secrets
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final
 
 from weighbridge.adapters.run_place import same_place
@@ -92,6 +92,25 @@ def claim(
         why=f"{ATTEMPTS} numbers in a row went to others",
         fix="look who else publishes under this name, then repeat",
     )
+
+
+def made_before(
+    remote: Remote, registry: types.Registry, name: str, derivation: Callable[[], str], *, again: bool = False
+) -> Claimed | None:
+    """Return the committed version that was made of the same things in the same way, None where there is none.
+
+    None also while one is being published: whoever makes it anew may be the one who goes on there. Nothing is claimed.
+    `derivation` may take its time: it is only asked for where the name has versions that were made of others.
+    Raises WithdrawnContentError unless `again`, IntegrityError for a damaged claim or decision, NameTakenError.
+    """
+    repositories = commits.of(remote)
+    if repositories is not None:
+        return commit_claim.made_before(repositories, name, derivation, again=again)
+    made = {n: known for n, known in claims.read_all(remote, registry, name).items() if known.derivation is not None}
+    try:
+        return _join(remote, name, made, "", derivation(), again=again) if made else None
+    except errors.NotFinishedError:
+        return None
 
 
 def _join(

@@ -5,6 +5,7 @@ Nothing is written: the claim becomes true with the commit (`commit_publish`).
 
 import secrets
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from weighbridge.adapters.run_place import same_place
@@ -70,6 +71,14 @@ def claim(
         committed=False,
         stored_at=spelled(remote.now()),
     )
+
+
+def made_before(remote: CommitRemote, name: str, derivation: Callable[[], str], *, again: bool) -> Claimed | None:
+    """Return the version that was made of the same things in the same way. Raises WithdrawnContentError."""
+    standing = remote.look(name, whole=False)
+    if standing.ledger is None or not any(told.derivation for told in standing.ledger.versions):
+        return None
+    return _join(remote, standing, "", derivation(), again=again)
 
 
 def _refuse_others(

@@ -17,7 +17,7 @@ import msgspec
 from weighbridge.registry import errors, layout, stages, types
 from weighbridge.registry.flow import feed, once, papers
 from weighbridge.registry.flow import stage as staging
-from weighbridge.registry.flow.claim import claim
+from weighbridge.registry.flow.claim import claim, made_before
 from weighbridge.registry.flow.claims import Claimed, Known, manifest_of
 from weighbridge.registry.flow.commit_publish import COMMITS_MAX
 from weighbridge.registry.flow.decide import clear_void, decide, receipt
@@ -204,6 +204,33 @@ def publish(
         if not keep_stage:
             staging.discard(candidate.bundle)
     return done
+
+
+def standing(
+    remote: Remote,
+    remote_name: str,
+    registry: types.Registry,
+    name: str,
+    derivation: Callable[[], str],
+    *,
+    again: bool = False,
+    untold: Untold = lambda _: None,
+) -> tuple[types.Receipt, Manifest] | None:
+    """Return the version that was made of the same things in the same way: it need not be made again.
+
+    None where there is none, or where it has lost files, which whoever makes it anew puts back. Raises what
+    `made_before` raises.
+    """
+    claimed = made_before(remote, registry, name, derivation, again=again)
+    if claimed is None:
+        return None
+    try:
+        done = receipt(remote, remote_name, claimed)
+    except errors.IntegrityError:
+        return None
+    if needs_telling(remote, claimed):
+        _tell(remote, registry, claimed, untold)
+    return done, manifest_of(claimed)
 
 
 def rejoin(

@@ -1,5 +1,6 @@
 """Folders for the rules of pickles, runtimes, memory, and of an artifact beside its base."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -109,6 +110,14 @@ def _twice(root: Path, dice: Dice) -> Asked:
 
 
 # ----------------------------------------------------------------------------------------------------- beside the base
+
+
+def _merged_base(root: Path, dice: Dice) -> Asked:
+    mine, base, _ = m.pair(root, dice)
+    digest = hashlib.sha256((mine / "adapter_model.safetensors").read_bytes()).hexdigest()
+    record = {"findings": [{"code": "merge-proven", "data": {"adapter_weights": [digest]}}]}
+    b.write_json(base / dice.of(["merge.json", "manifest.json"]), record)
+    return Asked(mine, base)
 
 
 def _other_base(root: Path, dice: Dice) -> Asked:
@@ -255,6 +264,7 @@ AILMENTS: Final[dict[str, Ailment]] = {
     "mapped-pages": Ailment(m.sound_model, _pickled, ("with mmap memory looks high: RSS is 14 GB",)),
     "saved-twice": Ailment(_twice, m.sound_model, ("OSError: [Errno 28] No space left on device",)),
     "base-another": Ailment(_other_base, m.sound_pair, ("with this base the output is garbage",)),
+    "base-holds-adapter": Ailment(_merged_base, m.sound_pair, ("with the adapter the output is garbage",)),
     "base-shapes": Ailment(
         _other_shapes, m.sound_pair, ("size mismatch for base_model.model.x.lora_A.default.weight: copying a param",)
     ),
