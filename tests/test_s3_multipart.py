@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -177,13 +177,16 @@ def test_hashes_that_do_not_fit_the_file_are_not_used(seaweed: Server, tmp_path:
     remote.close()
 
 
-def test_a_publication_hashes_its_parts_once(seaweed: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["direct", "copy"])
+def test_a_publication_hashes_its_parts_once(
+    seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Literal["direct", "copy"]
+) -> None:
     """The pass that hashes a large file for its record hashes its parts as well, and the upload is told of them."""
-    remote = remote_at(seaweed, "once")
-    files = write_files(tmp_path / "run", {"w.bin": b"1234567" * PART, "config.json": b"{}"})
-    for mode, place in (("direct", None), ("copy", tmp_path / "stage")):
-        made = prepare(remote, "m", files, facts(), mode=mode, staging_folder=place)
-        assert made.bundle.parts == {"w.bin": hashes(b"1234567" * PART)}
+    remote = remote_at(seaweed, f"once-{mode}")
+    body = big(tmp_path / "f", 2)[0].read_bytes()
+    files = write_files(tmp_path / "run", {"w.bin": body, "config.json": b"{}"})
+    made = prepare(remote, "m", files, facts(), mode=mode, staging_folder=tmp_path / "stage")
+    assert made.bundle.mode == mode
     told: list[Any] = []
     real = remote.upload
 
@@ -191,10 +194,10 @@ def test_a_publication_hashes_its_parts_once(seaweed: Server, tmp_path: Path) ->
         told.append(list(parts))
         real(*given, parts=parts)
 
-    remote.upload = upload  # type: ignore[method-assign]
+    monkeypatch.setattr(remote, "upload", upload)
     done = publish(remote, "team", open_registry(remote, create=True), made, OWNER)
     assert done.verified == "sha256-server"
-    assert sorted(told) == [[], hashes(b"1234567" * PART)]
+    assert sorted(told) == [[], hashes(body)]
     remote.close()
 
 
