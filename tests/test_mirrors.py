@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from weighbridge.config.settings import RemoteSettings
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.follow import AGAIN_AFTER, Following
 from weighbridge.registry import errors, layout
@@ -14,18 +13,13 @@ from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.remotes.directory import open_directory
-from weighbridge_testlib.bench import Bench, dying
+from weighbridge_testlib.bench import dying, with_mirror
 from weighbridge_testlib.builders import lora_adapter, run_root
 
 
 def test_a_mirror_follows_in_number_order(tmp_path: Path) -> None:
     """Home goes on while the mirror is away; then it gets every number, and never gives one."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    assert bench.rule.mirrors == ("mirror",)
-    bench.catalog.close()
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.open()
+    bench = with_mirror(tmp_path)
     run_root(bench.runs / "team/run", steps=(1, 2, 3), result=False)
     bench.settle()
     bench.work()
@@ -55,11 +49,7 @@ def test_a_mirror_follows_in_number_order(tmp_path: Path) -> None:
 
 def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     """Another claim under the same number is reported as diverged and nothing is moved."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.catalog.close()
-    bench.open()
+    bench = with_mirror(tmp_path)
     lora_adapter(bench.runs / "team/run/checkpoint-1", seed=1)
     bench.settle()
     bench.work()
@@ -77,11 +67,7 @@ def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
 
 def test_a_mirror_follows_tags_and_withdrawals(tmp_path: Path) -> None:
     """A tag that moves at home moves on the mirror, a withdrawal comes too, and without news nobody is asked."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.catalog.close()
-    bench.open()
+    bench = with_mirror(tmp_path)
     run_root(bench.runs / "team/run", steps=(1, 2), result=False)
     bench.settle()
     bench.work()
@@ -128,10 +114,7 @@ def test_a_mirror_follows_tags_and_withdrawals(tmp_path: Path) -> None:
 
 def test_a_death_while_a_mirror_is_told(tmp_path: Path) -> None:
     """Whichever request the daemon dies after, the next one tells the mirror's readers of every move of the tag."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.restart()
+    bench = with_mirror(tmp_path)
     run_root(bench.runs / "team/run", steps=(1, 2), result=False)
     bench.settle()
     bench.work()
