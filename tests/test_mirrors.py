@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from weighbridge.daemon import report
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.follow import AGAIN_AFTER, Following
 from weighbridge.registry import errors, layout
@@ -62,6 +63,24 @@ def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     (row,) = bench.store.deliveries()
     assert row["state"] == "diverged"
     assert foreign.read_text() == "{}"
+    bench.catalog.close()
+
+
+def test_a_stricter_mirror_that_came_later_is_told_of_and_gets_nothing(tmp_path: Path) -> None:
+    """What was sealed with its host stays away from a mirror that keeps none, and `status` says which facts and why."""
+    bench = with_mirror(tmp_path)
+    run_root(bench.runs / "team/run", steps=(1,), result=False)
+    bench.settle()
+    bench.work()
+    bench.remotes["mirror"] = bench.remotes["mirror"]._replace(paths="rewrite")
+    deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+    while deliveries.step():
+        pass
+    (told,) = report.undelivered(bench.store, bench.homes)
+    assert (told["code"], told["state"]) == ("mirror-refuses", "blocked")
+    assert told["message"].startswith("the manifest holds the host host, the user ")
+    assert told["fix"] == "registry mirror team-run@v1 --to mirror says what is in the way"
+    assert not list((tmp_path / "mirror").rglob("models/*"))
     bench.catalog.close()
 
 

@@ -108,7 +108,7 @@ def _publish(done: Merged, seen: Look, side: Side, how: _How, *, chosen: RemoteS
         name=how.name, policy=rules([chosen]), host=socket.gethostname(),
     )  # fmt: skip
     key = recast.derivation(content, how.dtype, how.keep)
-    return sides.publish_made(how.name, admission, key, maker="cast", chosen=chosen, out=out)
+    return sides.publish_made(how.name, admission, key, chosen=chosen, out=out)
 
 
 def _show(seen: Look, dtype: str, out: Output) -> None:

@@ -154,9 +154,7 @@ def _publish(
             done, seen, adapters, beneath, name=name, policy=rules([chosen]), host=socket.gethostname(),
             caches=cache_roots(os.environ), ask=ask, published=partial(published_as, chosen),
         )  # fmt: skip
-    return sides.publish_made(
-        name, admission, papers.derivation(adapters, beneath, dtype), maker="merge", chosen=chosen, out=out
-    )
+    return sides.publish_made(name, admission, papers.derivation(adapters, beneath, dtype), chosen=chosen, out=out)
 
 
 # ----------------------------------------------------------------------------------------------------------- the words

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
-from weighbridge.registry.types import BaseFacts, Facts, Models, Owner, Provenance, Receipt
+from weighbridge.registry.types import BaseFacts, Facts, Models, Provenance, Receipt
 
 KEPT: Final = 2 * 86_400.0
 """Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
@@ -185,14 +184,12 @@ def asking(chosen: RemoteSettings) -> Iterator[Models | None]:
         opened.close()
 
 
-def publish_made(
-    name: str, admission: Admission, derivation: str, *, maker: str, chosen: RemoteSettings, out: Output
-) -> Receipt:
-    """Publish what a command has made, or join what was made from the same before; `maker` is the command."""
+def publish_made(name: str, admission: Admission, derivation: str, *, chosen: RemoteSettings, out: Output) -> Receipt:
+    """Publish what a command has made, or join what was made from the same before."""
     untold: list[WeighbridgeError] = []
     opened = context.connect(chosen)
     try:
-        owner = Owner(host=socket.gethostname(), daemon=f"{maker} by {fresh.whoami()}")
+        owner = fresh.writer()
         registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
         with following(out) as follower:
             candidate = prepare(
