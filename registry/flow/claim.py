@@ -108,14 +108,15 @@ def _join(
         if not same and (derivation is None or known.derivation != derivation):
             continue
         claim, _ = claims.load(remote, name, known)
+        if once.look(remote, layout.withdrawn(name, known.n)) is not None:  # first: its decision may be damaged
+            withdrawn = claim
+            continue
         state, _ = claims.state(remote, claim)
         if state == "void":
             continue
-        if once.look(remote, layout.withdrawn(name, known.n)) is not None:
-            withdrawn = claim
-        elif same:
+        if same:
             return _claimed(remote, claim, known.sha256, joined=True, committed=state == "committed")
-        elif state == "committed":
+        if state == "committed":
             done = done or _claimed(remote, claim, known.sha256, joined=True, committed=True)
         else:
             waiting = claim

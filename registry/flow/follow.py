@@ -79,8 +79,12 @@ def carry(
     stored = once.look(home, layout.manifest(name, n))
     if stored is None:
         return Carried(n=n, outcome="open", why="nobody has committed it yet")
-    manifest = decided(stored, layout.manifest(name, n))
-    if isinstance(manifest, Void) or once.look(home, layout.withdrawn(name, n)) is not None:
+    gone = once.look(home, layout.withdrawn(name, n)) is not None
+    try:
+        manifest = None if gone else decided(stored, layout.manifest(name, n))
+    except errors.IntegrityError as error:
+        return Carried(n=n, outcome="refused", why=f"{error.what} at its home", fix=f"registry verify {name}@v{n}")
+    if manifest is None or isinstance(manifest, Void):
         refusal = refused(home, mirror, name, n, None, settings=settings)
         if refusal is not None:
             return Carried(n=n, outcome="refused", why=refusal.why, fix=refusal.fix)
@@ -91,7 +95,7 @@ def carry(
     if once.look(mirror, layout.manifest(name, n)) == stored:
         if once.look(mirror, layout.withdrawn(name, n)) is not None:
             return Carried(n=n, outcome="withdrawn", why=f"it was taken back on {settings.name}")
-        if mirror.properties.commits or _whole(mirror, name, n, manifest):  # a commit has its files or is none
+        if mirror.properties.commits or _whole(mirror, name, n, manifest):  # a commit has all of it or is none
             return Carried(n=n, outcome="there", verified="size")
     refusal = refused(home, mirror, name, n, manifest, settings=settings)
     if refusal is not None:
@@ -104,7 +108,9 @@ def carry(
 
 
 def _whole(mirror: Remote, name: str, n: int, manifest: Manifest) -> bool:
-    """Return whether the files of a version are there, by name and size. Raises ForeignBytesError."""
+    """Return whether claim and files of a version are there, by name and size. Raises ForeignBytesError."""
+    if not _is_claimed(mirror, name, n):
+        return False
     try:
         check_set(mirror, name, n, manifest)
     except errors.ForeignBytesError:

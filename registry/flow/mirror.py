@@ -18,7 +18,7 @@ from weighbridge.registry.flow import commit_mirror, feed, fetch, once, withhold
 from weighbridge.registry.flow import place as places
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.decide import decide, receipt
-from weighbridge.registry.flow.decision import Void, decided, withdrawn
+from weighbridge.registry.flow.decision import gives_up, withdrawn
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.publish import version_entry
 from weighbridge.registry.flow.pull import checked_manifest
@@ -235,7 +235,7 @@ def _bring_void(home: Remote, mirror: Remote, name: str, n: int) -> types.FeedEn
     """Copy the decision that gives a number up; return what readers are told of it, None when there is nothing new."""
     key = layout.manifest(name, n)
     stored = once.look(home, key)
-    if stored is not None and isinstance(decided(stored, key), Void) and once.look(mirror, key) != stored:
+    if stored is not None and gives_up(stored, key) and once.look(mirror, key) != stored:
         other = once.create(mirror, key, stored)
         if other is not None:
             raise _diverged(name, n, "it was given up at home and committed here")
