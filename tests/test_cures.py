@@ -97,6 +97,19 @@ def test_papers_follow_from_the_rest(desk: Desk) -> None:
     assert conforms(desk.ok("verify", f"{NAME}@v1", "--mend", "--json").json, "verify")["mended"] == []
 
 
+def test_a_torn_decision_that_the_catalogue_left_out_is_mended(desk: Desk) -> None:
+    """After a rebuild the team knows nothing of it; by its number it is named, and mended, all the same."""
+    whole = (desk.root / MANIFEST).read_bytes()
+    spoil(desk.root / MANIFEST, b'{"to')
+    assert desk.registry("rebuild").code == 5
+    (fix,) = fixes(desk)
+    assert fix == f"delete {MANIFEST} on the remote, then: registry verify {NAME}@v1 --remote team --mend"
+    assert fix.partition(" --remote")[0] in desk.registry("verify", f"{NAME}@v1", "--mend").err
+    follow(desk, fix)
+    assert (desk.root / MANIFEST).read_bytes() == whole
+    assert desk.ok("pull", f"{NAME}@v1", "pulled").code == 0
+
+
 def test_a_decision_is_made_again_of_whole_files_alone(desk: Desk) -> None:
     """What vouches for files is put back when all of them were read and are right; else it is said which is not."""
     for key in (CONFIG, WEIGHTS):
@@ -122,6 +135,7 @@ def test_a_claim_comes_back_from_a_mirror(desk: Desk, lost: bool) -> None:
     claim.unlink() if lost else spoil(claim, b"torn")
     (fix,) = fixes(desk)
     if not lost:
+        assert f"fix: {fix}" in desk.registry("verify", f"{NAME}@v1", "--mend").err
         lora_adapter(desk.folder / "more", seed=2)
         assert fix in desk.registry("push", "more", "--name", NAME).err
         claim.unlink()
@@ -129,6 +143,10 @@ def test_a_claim_comes_back_from_a_mirror(desk: Desk, lost: bool) -> None:
     desk.ok(*way.split()[1:])
     assert claim.read_bytes() == whole
     assert desk.ok("verify", f"{NAME}@v1").out.endswith("sound\n")
+    desk.ok("withdraw", f"{NAME}@v1", "--reason", "r")
+    claim.unlink()
+    desk.ok(*way.split()[1:])
+    assert claim.read_bytes() == whole
 
 
 def test_a_version_with_a_torn_decision_is_taken_back(desk: Desk) -> None:

@@ -15,12 +15,13 @@ from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.catalogue import DAMAGED, Shelf, complete, copies, folder_of, known_as
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, UnreachableError, UsageError
+from weighbridge.registry.errors import IntegrityError, NotFoundError, UnreachableError, UsageError
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import mend as mending
 from weighbridge.registry.flow import once, place
+from weighbridge.registry.flow.resolve import Resolved
 from weighbridge.registry.flow.verify import MENDING, Checked, Reading, verify_folder, verify_source, verify_version
-from weighbridge.registry.refs import shown
+from weighbridge.registry.refs import shown, split
 from weighbridge.registry.types import Finding
 
 SCHEMA: Final = "weighbridge/verify/1"
@@ -90,9 +91,8 @@ def _is_path(subject: str) -> bool:
 
 def _version(ref: str, chosen: RemoteSettings, settings: Settings, out: Output, *, reading: Reading, mend: bool) -> int:
     with fresh.opened(chosen, out, ref=ref) as found:
-        version = found.resolve(ref)
-        mended = _mend(found, version.name, version.n, out) if mend else []
-        version = found.resolve(ref) if mended else version
+        mended = _mend(found, ref, out) if mend else []
+        version = _named(found, ref)
         row = found.read(lambda catalog: catalog.version(version.name, version.n))
         with following(out) as follower:
             checked = verify_version(
@@ -117,8 +117,23 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, out: Output, 
     return tell(checked, "version", version.ref, version.ref, out, mended=mended)
 
 
-def _mend(found: fresh.Opened, name: str, n: int, out: Output) -> list[str]:
-    """Put back what is lost of a version, say so, and return the keys."""
+def _named(found: fresh.Opened, ref: str) -> Resolved:
+    """Return the version a reference means; one that a damaged decision hides from the team by its own number."""
+    try:
+        return found.resolve(ref)
+    except IntegrityError:
+        name, n, _, _ = split(ref)
+        if name is None or n is None:
+            raise
+        return Resolved(name=name, n=n, content="")
+
+
+def _mend(found: fresh.Opened, ref: str, out: Output) -> list[str]:
+    """Put back what is lost of a version, and return the keys. Without a decision only its number names it."""
+    name, n, _, _ = split(ref)
+    if name is None or n is None:
+        version = found.resolve(ref)
+        name, n = version.name, version.n
     with following(out) as follower:
         done = mending.mend(found.remote, found.settings.name, found.registry, name, n, progress=follower.total)
     for key in done:

@@ -163,7 +163,7 @@ def judge(stored: bytes, claim: types.Claim) -> tuple[State, Void | None]:
     raise errors.IntegrityError(
         f"{key} is damaged",
         why=why or "it is not the manifest that was claimed",
-        fix=f"delete {key} on the remote and publish the same files again: its text comes from the claim",
+        fix=f"delete {key} on the remote, then: registry verify {claim.name}@v{claim.n} --mend makes it of the claim",
     )
 
 

@@ -94,6 +94,8 @@ def carry(
         return Carried(n=n, outcome="withdrawn", why="it was taken back")
     if once.look(mirror, layout.manifest(name, n)) == stored:
         if once.look(mirror, layout.withdrawn(name, n)) is not None:
+            if not mirror.properties.commits and not _is_claimed(mirror, name, n):
+                bring_claim(home, mirror, name, n, registry=registry)
             return Carried(n=n, outcome="withdrawn", why=f"it was taken back on {settings.name}")
         if mirror.properties.commits or _whole(mirror, name, n, manifest):  # a commit has all of it or is none
             return Carried(n=n, outcome="there", verified="size")

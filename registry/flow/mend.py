@@ -9,7 +9,7 @@ from typing import Final
 
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, once, papers
-from weighbridge.registry.flow.claims import Claimed, decode, judge, manifest_of
+from weighbridge.registry.flow.claims import Claimed, decode, from_copy, judge, manifest_of
 from weighbridge.registry.flow.decide import decide
 from weighbridge.registry.flow.decision import withdrawn
 from weighbridge.registry.flow.marker import check_writer
@@ -63,10 +63,13 @@ def _claimed(remote: Remote, name: str, n: int) -> Claimed:
     stored = once.look(remote, key)
     if stored is None:
         raise errors.NotFoundError(f"there is no {name}@v{n}", why=_NOTHING, fix=f"registry ls {name} --all")
+    try:
+        claim = decode(stored, key)
+    except errors.IntegrityError as error:
+        error.fix = error.fix or from_copy(key)
+        raise
     stored_at = spelled(remote.stat(key).modified)
-    return Claimed(
-        claim=decode(stored, key), sha256=sha256_bytes(stored), joined=True, committed=False, stored_at=stored_at
-    )
+    return Claimed(claim=claim, sha256=sha256_bytes(stored), joined=True, committed=False, stored_at=stored_at)
 
 
 def _lacks(remote: Remote, name: str, n: int, path: str) -> bool:
