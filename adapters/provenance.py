@@ -4,7 +4,7 @@ import os
 import pwd
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -75,6 +75,10 @@ def gather(
 
 def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: history.number(value) for name, value in (metrics or {}).items()}
+
+
+WITH_PATHS: Final = ("metrics", "training", "code", "data", "packages", "purpose")
+"""Fields of a provenance of which `redact` leaves out what names a path."""
 
 
 def redact(provenance: Provenance, *, keep_paths: bool, declared_owner: str | None = None) -> Provenance:

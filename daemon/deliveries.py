@@ -18,7 +18,7 @@ from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobs import delay
 from weighbridge.daemon.jobstore import JobStore
 from weighbridge.registry import errors
-from weighbridge.registry.flow.mirror import deliver, stricter
+from weighbridge.registry.flow.mirror import deliver, refused
 from weighbridge.registry.flow.pull import checked_manifest
 
 _log = logging.getLogger(__name__)
@@ -74,9 +74,10 @@ class Deliveries:
         remote, name, n = str(row["remote"]), str(row["name"]), int(row["n"])
         try:
             home, mirror = self._homes.get(str(row["home"])), self._homes.get(remote)
-            refusal = stricter(checked_manifest(home.remote, name, n), self._remotes[remote])
+            manifest = checked_manifest(home.remote, name, n)
+            refusal = refused(home.remote, mirror.remote, name, n, manifest, settings=self._remotes[remote])
             if refusal is not None:
-                self._note(row, "blocked", refusal)
+                self._note(row, "blocked", refusal.why)
                 return
             mirror.confirm()
             done = deliver(

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from weighbridge.daemon.copying import STAGING
-from weighbridge.daemon.homes import Home, Homes
+from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import ACTIVE, JobStore
 from weighbridge.registry import findings
 from weighbridge.registry.errors import (
@@ -23,17 +23,10 @@ from weighbridge.registry.errors import (
     WeighbridgeError,
     WithdrawnError,
 )
-from weighbridge.registry.flow import snapshot
-from weighbridge.registry.flow.collect import clear, collect
+from weighbridge.registry.flow.collect import sweep, sweep_staged
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.verify import Reading, verify_version
 from weighbridge.registry.types import Finding
-
-LEFTOVER_AFTER: Final = 2 * 86_400.0
-"""Seconds after which what a dead publisher staged on a remote is swept."""
-
-CLEARED_FOR: Final = 60 * 86_400.0
-"""Seconds after its claim for which a number that was given up is looked at for files of a publisher that came late."""
 
 FORGOTTEN_AFTER: Final = 30 * 86_400.0
 """Seconds after which a job that ended without a version is forgotten."""
@@ -115,26 +108,16 @@ class Upkeep:
                 self._sweep(name)
 
     def _sweep(self, name: str) -> None:
-        """Sweep one remote; what these credentials may not do keeps nobody from the rest."""
+        """Sweep one remote. A mirror decides nothing: what is open there ends with its home."""
         with suppress(WeighbridgeError):
             place = self._homes.get(name)
             place.confirm()
-            for task in (
-                lambda: place.remote.sweep(LEFTOVER_AFTER),
-                lambda: snapshot.sweep(place.remote, LEFTOVER_AFTER),
-                lambda: self._collect(place),
-            ):
-                with suppress(DeniedError):
-                    task()
-
-    def _collect(self, home: Home) -> None:
-        """Give up and tell what nobody finished. A mirror decides nothing: what is open there ends with its home."""
-        if home.name not in self._names or home.remote.properties.commits:
-            return
-        loose, gaps = home.catalog.loose_ends(), home.catalog.gaps()
-        for gone, n in collect(home.remote, home.registry, by=self._host, loose_ends=loose, gaps=gaps):
-            self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
-        clear(home.remote, home.catalog.given_up(home.remote.now() - CLEARED_FOR))
+            if place.name not in self._names:
+                sweep_staged(place.remote, denied=lambda _: None)
+                return
+            swept = sweep(place.remote, place.registry, place.catalog, by=self._host)
+            for gone, n in swept.voided:
+                self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
 
     def sweep_own(self) -> None:
         """Remove stages in our own folder that no job refers to."""

@@ -16,7 +16,7 @@ import msgspec
 
 from weighbridge.adapters.diagnose.symptoms import SYMPTOMS
 from weighbridge.adapters.diagnose.table import ROWS, RULES
-from weighbridge.daemon.cli import registryd as daemon_command
+from weighbridge.daemon.commands import registryd as daemon_command
 from weighbridge.registry import errors, findings, types
 from weighbridge.registry.cli.group import registry as registry_command
 

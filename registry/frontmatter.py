@@ -16,14 +16,24 @@ from weighbridge.registry.errors import half_character
 EXPANDED_MAX: Final = 200_000
 """Nodes of the largest document, aliases followed: the longest real card (hundreds of results) has about a tenth."""
 
+SMALL: Final = 100_000
+"""Characters of text up to which a fault is worth a second reading, a hundred times slower, for its exact place."""
+
+_TOO_LARGE: Final = "it holds too many values"
+_FAULTS: Final = (yaml.YAMLError, RecursionError, ValueError, OverflowError)
 _CARD_KEYS: Final = frozenset({
     "license", "license_name", "base_model", "library_name", "pipeline_tag", "tags", "language", "datasets",
     "metrics", "model-index",
 })  # fmt: skip
 _CARD_KEY = re.compile("|".join(map(re.escape, sorted(_CARD_KEYS))) + r"|\\")
 """Stands in every block that holds a card key, which only an escape could spell otherwise; others need no reading."""
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
-_KEY_LINE = re.compile(r"[\"']?[A-Za-z_][\w. -]*[\"']?[ \t]*:(?:\s|$)")
+_WORDS = re.compile(r"(?:[^\S\r\n]*+[\r\n])*+([^\r\n]*+)(?:\r\n|\r|\n|\Z)")
+"""Blank lines, and the first line that is none."""
+_RULER = re.compile(r"(?<![^\r\n])---[^\S\r\n]*+(?:\r\n|\r|\n|\Z)")
+_KEY_LINE = re.compile(r"[\"']?[A-Za-z_][\w. -]*+[\"']?[ \t]*+:(?:\s|$)")
+_KEY_SOON = re.compile(rf"(?:[^\r\n]*+(?:\r\n|\r|\n))?{_KEY_LINE.pattern}")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 
 
@@ -50,41 +60,48 @@ class Split(NamedTuple):
 def split(text: str) -> Split:
     """Return the front matter and the body of a card; blank lines above it are allowed, other text is not."""
     bom = text.startswith("\ufeff")
-    lines = _lines(text.removeprefix("\ufeff"))
-    first = next((i for i, line in enumerate(lines) if line.strip()), None)
-    if first is not None and lines[first].strip() == "---":
-        end = _closing(lines, first + 1)
+    text = text.removeprefix("\ufeff")
+    first = _WORDS.match(text)
+    if first is not None and first[1].strip() == "---":
+        line = len(_LINE_END.findall(text, 0, first.start(1))) + 2
+        end = _RULER.search(text, first.end())
         if end is not None:
-            return Split(bom, _joined(lines[first + 1 : end]), first + 2, "".join(lines[end + 1 :]))
-        if any(_KEY_LINE.match(line) for line in lines[first + 1 : first + 3]):
-            return Split(bom, _joined(lines[first + 1 :]), first + 2, "", closed=False)
-        return Split(bom, None, 1, "".join(lines))
-    found = _displaced(lines) if "---" in text else None
+            return Split(bom, _trimmed(text[first.end() : end.start()]), line, text[end.end() :])
+        if _KEY_SOON.match(text, first.end()):
+            return Split(bom, _trimmed(text[first.end() :]), line, "", closed=False)
+        return Split(bom, None, 1, text)
+    lines = _lines(text) if "---" in text else []
+    found = _displaced(lines)
     if found is not None:
-        begin, end = found
-        body = "".join(lines[:begin] + lines[end + 1 :])
-        return Split(bom, _joined(lines[begin + 1 : end]), begin + 2, body, displaced=True)
-    return Split(bom, None, 1, "".join(lines))
+        above, below = found
+        body = "".join(lines[:above] + lines[below + 1 :])
+        return Split(bom, _trimmed("".join(lines[above + 1 : below])), above + 2, body, displaced=True)
+    return Split(bom, None, 1, text)
 
 
 def load(text: str) -> Parsed:
     """Return the value of one YAML document; nothing is raised and no object but plain data is ever built."""
     try:
         return _whole(_construct(text, _FastLoader))
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
-        pass  # once more in Python, whose errors name the same place on every machine
-    try:
+    except _FAULTS as error:
+        if len(text) > SMALL:
+            return _fault(error, text)
+    try:  # once more in Python, whose errors name the same place on every machine
         return _whole(_construct(text, _Loader))
-    except yaml.MarkedYAMLError as error:
+    except _FAULTS as error:
+        return _fault(error, text)
+
+
+def _fault(error: Exception, text: str) -> Parsed:
+    if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         return Parsed(None, error.problem or error.context or "it is not valid YAML", mark.line + 1 if mark else None)
-    except yaml.reader.ReaderError as error:
+    if isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1
         return Parsed(None, f"character #x{_code(error.character):04x} is not allowed", line)
-    except RecursionError:
+    if isinstance(error, RecursionError):
         return Parsed(None, "it is nested too deeply", 1)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        return Parsed(None, str(error).split("\n", 1)[0] or "it is not valid YAML", 1)
+    return Parsed(None, str(error).split("\n", 1)[0] or "it is not valid YAML", 1)
 
 
 def _whole(value: Any) -> Parsed:
@@ -114,9 +131,9 @@ def _lines(text: str) -> list[str]:
     return [line for line in _LINE.findall(text) if line]
 
 
-def _joined(lines: list[str]) -> str:
-    """Join without the last line end, so that a fault at the end names the last line of the block."""
-    return "".join(lines).rstrip("\r\n")
+def _trimmed(block: str) -> str:
+    """Return a block without its last line ends, so that a fault at the end names its last line."""
+    return block.rstrip("\r\n")
 
 
 def _closing(lines: list[str], start: int) -> int | None:
@@ -129,7 +146,7 @@ def _displaced(lines: list[str]) -> tuple[int, int] | None:
         if lines[begin].rstrip() != "---" or begin + 1 >= len(lines) or not _KEY_LINE.match(lines[begin + 1]):
             continue
         end = _closing(lines, begin + 1)
-        block = "" if end is None else _joined(lines[begin + 1 : end])
+        block = "" if end is None else _trimmed("".join(lines[begin + 1 : end]))
         if end is None or not _CARD_KEY.search(block):
             continue
         value = load(block).value
@@ -163,7 +180,16 @@ def _plain(value: Any) -> Any:
 
 
 class _Words:
-    """What both loaders share: YAML 1.2 words, keys that stand once, a bound on aliases."""
+    """What both loaders share: YAML 1.2 words, keys that stand once, a bound on nodes."""
+
+    nodes = 0
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Count a node while it is read, so that no time goes into a document of which nothing will be built."""
+        self.nodes += 1
+        if self.nodes > EXPANDED_MAX:
+            raise ValueError(_TOO_LARGE)
+        return super().resolve(kind, value, implicit)  # type: ignore[misc]
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()

@@ -5,6 +5,7 @@ text alone. A card that a trainer filled in from its template holds no words of 
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from weighbridge.registry import frontmatter
@@ -16,13 +17,15 @@ _UNREAD: Final = "yaml front-matter"
 """Heads the code block that keeps front matter which could not be read."""
 
 _LINE_ENDS = re.compile(r"\r\n?")
-_FIELDS = re.compile(r"^<!-- weighbridge:fields (?P<names>[^>]*) -->$", re.MULTILINE)
-_PART = re.compile(rf"^{re.escape(BEGIN)}$.*?^{re.escape(END)}$\n?", re.DOTALL | re.MULTILINE)
-_STRAY = re.compile(r"^<!-- weighbridge(?::[^>]*)? -->[ \t]*$\n?", re.MULTILINE)
+_FIELDS = re.compile(r"^<!-- weighbridge:fields (?P<names>[^>\n]*) -->$", re.MULTILINE)
+_BEGIN_LINE = re.compile(rf"^{re.escape(BEGIN)}$", re.MULTILINE)
+_END_LINE = re.compile(rf"^{re.escape(END)}$\n?", re.MULTILINE)
+_STRAY = re.compile(r"^<!-- weighbridge(?::[^>\n]*)? -->[ \t]*$\n?", re.MULTILINE)
+_FENCE = re.compile(r"(`{3,}|~{3,})(.*)")
 
 _TOOLS: Final = (
     re.compile(r"<!-- This model card has been generated automatically"),
-    re.compile(r"(?:\[More Information Needed\].*){3}", re.DOTALL),
+    re.compile(r"(?:\[More Information Needed\].*?){3}", re.DOTALL),
     re.compile(r"It has been trained using \[TRL\]"),
     re.compile(r"This (?:\w+ )?model was trained 2x faster with \[Unsloth\]"),
     re.compile(r"axolotl-badge-web"),
@@ -37,36 +40,39 @@ _SECTIONS = re.compile(
 
 _SENTENCES = re.compile(
     r"""
-    ^\W*(?:
-        .*\[More\ Information\ Needed\].*
-      | More\ information\ needed
+    \W*+(?:
+        More\ information\ needed\W*
       | This\ (?:model|is)\ (?:is\ )?a\ (?:fine-?tuned|LoRA|merge)\b.*
       | This\ model\ was\ trained\ from\ scratch\b.*
       | This\ model\ was\ trained\ with\ [\w.]+.*
       | It\ has\ been\ trained\ using\ \[TRL\].*
       | It\ achieves\ the\ following\ results\b.*
-      | [-*]\ [\w\ /.@-]+:\ [-+\d.eE%infa]+
       | The\ following\ (?:bitsandbytes\ )?(?:hyperparameters|`bitsandbytes`\ quantization)\b.*
       | Users\ \(both\ direct\ and\ downstream\)\ should\ be\ made\ aware\b.*
       | Use\ the\ code\ below\ to\ get\ started\b.*
       | Carbon\ emissions\ can\ be\ estimated\ using\b.*
-      | \*\*(?:BibTeX|APA):\*\*
       | You\ should\ probably\ proofread\b.*
       | This\ (?:\w+\ )?model\ was\ trained\ 2x\ faster\b.*
-      | .*wandb\.ai.*
-      | .*axolotl-badge-web.*
-      | .*unsloth.*made.*with.*love.*
-      | [-*]\ \*\*(?:Developed\ by|License|Finetuned\ from\ model)\b.*
-      | Cite\ (?:TRL|\w+)\ as:?
+      | Cite\ (?:TRL|\w+)\ as:?\W*
       | This\ modelcard\ aims\ to\ be\ a\ base\ template\b.*
       | The\ model\ .*was\ converted\ to.*
       | using\ mlx-lm\ version.*
-      | .*was\ converted\ to\ (?:MLX|GGUF)\ format\b.*
       | Refer\ to\ the\ \[original\ model\ card\].*
-    )\W*$
+    )
+    | \W{0,40}(?:
+        [-*]\ [\w\ /.@-]+:\ [-+\d.eE%infa]++\W*
+      | [-*]\ \*\*(?:Developed\ by|License|Finetuned\ from\ model)\b.*
+      | \*\*(?:BibTeX|APA):\*\*\W*
+    )
+    | (?>.*?\[More\ Information\ Needed\]).*
+    | (?>.*?wandb\.ai).*
+    | (?>.*?axolotl-badge-web).*
+    | (?>.*?unsloth)(?>.*?made)(?>.*?with)(?>.*?love).*
+    | .*was\ converted\ to\ (?:MLX|GGUF)\ format\b.*
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+"""Lines that tools write. A look takes steps in proportion to the line: it may be a stranger's."""
 
 
 def split_people(card: bytes | str) -> str:
@@ -77,10 +83,10 @@ def split_people(card: bytes | str) -> str:
     """
     text = card.decode("utf-8", "replace") if isinstance(card, bytes) else card
     text = _LINE_ENDS.sub("\n", text).replace("\ufeff", "")
-    ours = _PART.search(text)
+    ours = _ours(text)
     if ours is None:
         return text
-    names = _FIELDS.search(ours[0])
+    names = _FIELDS.search(text[ours])
     parts = frontmatter.split(text)
     front, body = fields(parts), parts.body if parts.front is not None and not parts.displaced else text
     for name in names["names"].split(", ") if names else []:
@@ -91,7 +97,8 @@ def split_people(card: bytes | str) -> str:
             front[head] = [v for v in front[head] if v != item]
             if not front[head]:
                 front.pop(head)
-    above, below = (_STRAY.sub("", part).strip("\n") for part in (*_PART.split(body, maxsplit=1), "")[:2])
+    ours = _ours(body) or slice(len(body), len(body))
+    above, below = (_STRAY.sub("", part).strip("\n") for part in (body[: ours.start], body[ours.stop :]))
     words = f"{above}\n\n{PLACE}\n\n{below}\n" if below else f"{above}\n" if above else ""
     if not front:  # an empty block keeps a text that looks like front matter from being taken for it
         return words if frontmatter.split(words).front is None else f"---\n---\n\n{words}"
@@ -109,7 +116,9 @@ def text_of(parts: frontmatter.Split) -> tuple[str, str]:
 
     Front matter that cannot be read is kept as text, so that nothing a person wrote is lost.
     """
-    body = _PART.sub(f"{PLACE}\n", parts.body, count=1)
+    body, ours = parts.body, _ours(parts.body)
+    if ours is not None:
+        body = f"{body[: ours.start]}{PLACE}\n{body[ours.stop :]}"
     if parts.front is not None and not fields(parts) and parts.front.strip():
         fence = "`" * (3 + max((len(m) for m in re.findall(r"`{3,}", parts.front)), default=0))
         body = f"{fence}{_UNREAD}\n{parts.front.strip()}\n{fence}\n\n{body}"
@@ -125,12 +134,52 @@ def is_own(body: str) -> bool:
         return False
     if f"`{_UNREAD}\n" in body or not any(tool.search(body) for tool in _TOOLS):
         return True
-    text = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
-    text = re.sub(r"^(`{3,}|~{3,}).*?^\1[ \t]*$", "", text, flags=re.DOTALL | re.MULTILINE)
     section = ""
-    for line in text.splitlines():
+    for line in _outside_fences(_without_comments(body).splitlines()):
         if line.startswith("#"):
             section = line.strip("# \t*")
-        elif line.strip() and not _SECTIONS.search(section) and not _SENTENCES.match(line) and re.search(r"\w", line):
+        elif (
+            line.strip() and not _SECTIONS.search(section) and not _SENTENCES.fullmatch(line) and re.search(r"\w", line)
+        ):
             return True
     return False
+
+
+def _ours(text: str) -> slice | None:
+    """Return where our part stands, from the first line that begins one to the first after it that ends one."""
+    begin = _BEGIN_LINE.search(text)
+    end = _END_LINE.search(text, begin.end()) if begin is not None else None
+    return None if begin is None or end is None else slice(begin.start(), end.end())
+
+
+def _without_comments(text: str) -> str:
+    """Return a text without its comments; one that nobody ends is text."""
+    kept = []
+    at = 0
+    while (begin := text.find("<!--", at)) >= 0 and (end := text.find("-->", begin + 4)) >= 0:
+        kept.append(text[at:begin])
+        at = end + 3
+    return "".join([*kept, text[at:]])
+
+
+def _outside_fences(lines: list[str]) -> Iterator[str]:
+    """Yield the lines outside blocks of code; a block that nobody ends is text."""
+    fences = [_FENCE.match(line) for line in lines]
+    longest = {"`": 0, "~": 0}  # of the runs below a line that could end a block, the longest of each kind
+    closes = [False] * len(lines)
+    for i, fence in reversed(list(enumerate(fences))):
+        if fence is None:
+            continue
+        run = fence[1]
+        closes[i] = longest[run[0]] >= len(run)
+        if not fence[2].strip(" \t"):
+            longest[run[0]] = max(longest[run[0]], len(run))
+    inside = ""
+    for line, fence, closed in zip(lines, fences, closes, strict=True):
+        if inside:
+            if fence is not None and fence[1].startswith(inside) and not fence[2].strip(" \t"):
+                inside = ""
+        elif fence is not None and closed:
+            inside = fence[1]
+        else:
+            yield line

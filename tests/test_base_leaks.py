@@ -27,7 +27,7 @@ from weighbridge.registry.types import (
     PublishedAs,
 )
 from weighbridge_testlib import builders
-from weighbridge_testlib.desk import Desk
+from weighbridge_testlib.desk import Desk, conforms
 from weighbridge_testlib.shelf import facts as plain_facts
 
 CARD = builders.card(None, "apache-2.0")
@@ -56,7 +56,9 @@ def sealed(desk: Desk, name: str, remote: str = "remote") -> Manifest:
 
 def with_facts(**changed: object) -> Facts:
     """Return facts of which some are others."""
-    return msgspec.structs.replace(plain_facts(), **changed)
+    facts = plain_facts()
+    public = msgspec.structs.replace(facts.provenance, host=None)
+    return msgspec.structs.replace(facts, **{"provenance": public, **changed})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,9 @@ def test_a_path_in_the_facts_goes_nowhere_by_any_way(changed: dict[str, object])
     facts = with_facts(**changed)
     assert held(facts)
     assert withheld(facts, Policy(paths="keep"), name="x", where="w") is facts
-    assert "does not keep them" in (stricter(seal([ENTRY], facts), OUTSIDE) or "")
+    refusal = stricter(seal([ENTRY], facts), OUTSIDE)
+    assert refusal is not None
+    assert "does not keep them" in refusal.why
     assert stricter(seal([ENTRY], facts), RemoteSettings("own", "/srv/own")) is None
     if "findings" in changed:
         assert PATH not in repr(withheld(facts, Policy(paths="rewrite"), name="x", where="w"))
@@ -106,6 +110,47 @@ def test_what_is_no_path_goes_everywhere(changed: dict[str, object]) -> None:
     assert stricter(seal([ENTRY], facts), OUTSIDE) is None
 
 
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ({"host": "node7", "owner": "lw"}, "the host node7, the user lw"),
+        ({"owner": "the vision team"}, None),
+        ({"training": {"output_dir": PATH, "seed": 4}}, "paths in training"),
+        ({"data": [{"name": "notes", "path": PATH}], "code": {"root": PATH}}, "paths in code, data"),
+        ({"metrics": {"loss": 0.5}, "training": {"seed": 4}, "data": [{"id": "acme/notes"}]}, None),
+    ],
+)
+def test_what_a_run_tells_of_its_machine_stays_where_it_was_kept(known: dict[str, object], told: str | None) -> None:
+    """A host, its user and its paths are named and keep a version away; an owner whom somebody wrote down does not."""
+    facts = with_facts()
+    facts = msgspec.structs.replace(facts, provenance=msgspec.structs.replace(facts.provenance, **known))
+    refusal = stricter(seal([ENTRY], facts), OUTSIDE)
+    assert (refusal.why if refusal else None) == (told and f"the manifest holds {told}, and outside does not keep them")
+    assert stricter(seal([ENTRY], facts), RemoteSettings("own", "/srv/own")) is None
+
+
+def test_what_was_sealed_with_its_host_is_published_anew_without_it(desk: Desk) -> None:
+    """A mirror that keeps no such facts refuses the version and what brings its claim along; the fix then works."""
+    builders.lora_adapter(desk.folder / "a1", base="example-org/tiny-base", readme=CARD)
+    desk.ok("push", "a1", "--name", "t1", "--remote", "team")
+    said = desk.registry("mirror", "t1", "--to", "outside", "--remote", "team", "--json")
+    (row,) = conforms(said.json, "mirror")["versions"]
+    host = sealed(desk, "t1").facts.provenance.host
+    assert (said.code, row["outcome"], f"holds the host {host}, the user" in row["why"]) == (5, "refused", True)
+    fix = "registry push FOLDER --name OTHER-NAME --remote outside publishes the files anew without them"
+    assert row["fix"] == f'paths = "keep" in [remotes.outside] lets them go there; {fix}'
+    desk.ok("withdraw", "t1@v1", "--remote", "team", "--reason", "r")
+    said = desk.registry("mirror", "t1", "--to", "outside", "--remote", "team")
+    assert (said.code, f"fix: {row['fix']}" in said.err) == (5, True)
+    assert not (desk.folder / "outside/models/t1").exists()
+    desk.ok("push", "a1", "--name", "other", "--remote", "outside")
+    written = [path.read_text() for path in (desk.folder / "outside/models").rglob("*.json")]
+    assert written
+    assert not [text for text in written if str(host) in text]
+    (desk.folder / "third").mkdir()
+    desk.ok("mirror", "other", "--to", str(desk.folder / "third"), "--remote", "outside")
+
+
 def test_merge_and_mirror_take_no_path_outside(desk: Desk) -> None:
     """Both end 5 with the words of a push, and leave nothing there; where paths are kept they go through."""
     outside = ("--remote", "outside")
@@ -117,7 +162,7 @@ def test_merge_and_mirror_take_no_path_outside(desk: Desk) -> None:
         assert told.error["fix"] == "name it in weighbridge.yaml: base: owner/model"
     desk.ok("merge", "tad", "--base", "tA", "--name", "t", "--remote", "team")
     mirrored = desk.registry("mirror", "t-merged-bf16", "--to", "outside", "--remote", "team")
-    assert (mirrored.code, "it holds private paths" in mirrored.err) == (5, True)
+    assert (mirrored.code, "private paths" in mirrored.err) == (5, True)
     assert str(desk.folder) not in "".join(
         path.read_text(errors="replace") for path in (desk.folder / "outside").rglob("*") if path.is_file()
     )

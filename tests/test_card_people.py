@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from weighbridge.registry import card, hub_rules, own_words, types
 from weighbridge.registry.frontmatter import split
+from weighbridge.registry.own_words import split_people
 from weighbridge_testlib.cards import BASE, front, manifest
 
 PERSON = """---
@@ -195,6 +196,43 @@ PIECES = [
     "a\r\nb\rc",
     "| a | b |",
 ]
+
+
+TOOL = "<!-- This model card has been generated automatically -->\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{own_words.BEGIN}\n" * 20_000,
+        "<!-- weighbridge:x\n" * 20_000,
+        TOOL + "!" * 500_000 + "a",
+        TOOL + "- a: " + "-" * 500_000 + "x",
+        TOOL + "unsloth made with " * 20_000,
+        TOOL + "wandb-ai " * 50_000,
+        TOOL + "<!-- x" * 100_000,
+        TOOL + "~~~~x\n" * 50_000,
+        TOOL + "".join(f"{'`' * k}x\n" for k in range(900, 3, -1)),
+        "\n" * 500_000 + "a",
+    ],
+    ids=range(10),
+)
+def test_pages_of_one_thing_are_read_like_any_other(text: str) -> None:
+    """What repeats itself for half a megabyte is a person's and kept, in time that grows with its length."""
+    assert own_words.is_own(text)
+    assert split_people(text) == text
+    above, below = own_words.text_of(split(text))
+    assert (above, below) == (own_words._STRAY.sub("", text).strip("\n"), "")
+
+
+@pytest.mark.parametrize(
+    ("fences", "own"),
+    [("```\n{}\n```", False), ("```\n{}\n````", False), ("````\n{}\n```", True), ("~~~ x\n{}\n~~~ ", False),
+     ("~~~\n{}\n```", True), ("```\n{}", True), ("<!--\n{}\n-->", False), ("<!--\n{}", True)],
+)  # fmt: skip
+def test_what_a_tool_quotes_is_no_word_of_a_person(fences: str, own: bool) -> None:
+    """Code and comments in a tool's card are the tool's; what nobody ends is text."""
+    assert own_words.is_own(TOOL + fences.format("some code") + "\n") is own
 
 
 @settings(deadline=None, max_examples=200)

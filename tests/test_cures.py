@@ -1,6 +1,8 @@
 """The fixes that are named do work when they are followed: lost and damaged objects of a committed version."""
 
 import errno
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from weighbridge_testlib.desk import Desk, conforms
 
 NAME = "chg"
 CONFIG = layout.version(NAME, 1, "adapter_config.json")
+MANIFEST = layout.manifest(NAME, 1)
 WEIGHTS = layout.version(NAME, 1, "adapter_model.safetensors")
 
 
@@ -57,8 +60,7 @@ def follow(desk: Desk, fix: str) -> None:
         desk.ok(*command.split()[1:])
 
 
-@pytest.mark.parametrize("key", [CONFIG, layout.manifest(NAME, 1)])
-@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize(("key", "mirrored"), [(CONFIG, False), (CONFIG, True), (MANIFEST, False), (MANIFEST, True)])
 def test_what_verify_names_mends_a_version_at_home(desk: Desk, key: str, mirrored: bool) -> None:
     """A lost object is put back by pushing the same bytes, a damaged one when it was deleted before."""
     if mirrored:
@@ -66,7 +68,8 @@ def test_what_verify_names_mends_a_version_at_home(desk: Desk, key: str, mirrore
     whole = (desk.root / key).read_bytes()
     spoil(desk.root / key, whole[:-1] + bytes([whole[-1] ^ 1]))
     (fix,) = fixes(desk)
-    assert ("--remote backup" in fix) == mirrored
+    assert ("--remote backup" in fix) == (mirrored and key == CONFIG)
+    assert fix.endswith(" --remote team --mend") == (key == MANIFEST)
     follow(desk, fix)
     assert (desk.root / key).read_bytes() == whole
     assert desk.ok("verify", f"{NAME}@v1").out.endswith("sound\n")
@@ -75,6 +78,95 @@ def test_what_verify_names_mends_a_version_at_home(desk: Desk, key: str, mirrore
     assert "delete" not in fix
     follow(desk, fix)
     assert (desk.root / key).read_bytes() == whole
+
+
+def test_papers_follow_from_the_rest(desk: Desk) -> None:
+    """A card that is lost or damaged is rendered anew, a history too, and the team is told of the new card."""
+    for path in ("README.md", "training.json"):
+        (desk.root / layout.version(NAME, 1, path)).unlink(missing_ok=True)
+    (fix,) = fixes(desk)
+    assert fix == f"registry verify {NAME}@v1 --remote team --mend"
+    said = conforms(desk.ok(*fix.split()[1:], "--json").json, "verify")
+    assert said["mended"][0] == layout.version(NAME, 1, "README.md")
+    spoil(desk.root / layout.version(NAME, 1, "README.md"), b"torn")
+    (fix,) = fixes(desk)
+    assert fix.startswith(
+        "restore it from a copy of the remote: a mirror holds the same object, with people's words; or "
+    )
+    follow(desk, fix)
+    assert conforms(desk.ok("verify", f"{NAME}@v1", "--mend", "--json").json, "verify")["mended"] == []
+
+
+def test_a_torn_decision_that_the_catalogue_left_out_is_mended(desk: Desk) -> None:
+    """After a rebuild the team knows nothing of it; by its number it is named, and mended, all the same."""
+    whole = (desk.root / MANIFEST).read_bytes()
+    spoil(desk.root / MANIFEST, b'{"to')
+    assert desk.registry("rebuild").code == 5
+    (fix,) = fixes(desk)
+    assert fix == f"delete {MANIFEST} on the remote, then: registry verify {NAME}@v1 --remote team --mend"
+    assert fix.partition(" --remote")[0] in desk.registry("verify", f"{NAME}@v1", "--mend").err
+    follow(desk, fix)
+    assert (desk.root / MANIFEST).read_bytes() == whole
+    assert desk.ok("pull", f"{NAME}@v1", "pulled").code == 0
+
+
+def test_a_decision_is_made_again_of_whole_files_alone(desk: Desk) -> None:
+    """What vouches for files is put back when all of them were read and are right; else it is said which is not."""
+    for key in (CONFIG, WEIGHTS):
+        whole = (desk.root / key).read_bytes()
+        (desk.root / MANIFEST).unlink()
+        spoil(desk.root / key, whole[:-1] + b"?")
+        said = desk.registry("verify", f"{NAME}@v1", "--mend", "--json")
+        assert said.code == 5
+        assert said.error["why"] == f"{key} holds other bytes than its record says; nothing was put back"
+        assert not (desk.root / MANIFEST).exists()
+        (desk.root / key).unlink()
+        assert f"{key} is missing as well" in desk.registry("verify", f"{NAME}@v1", "--mend").err
+        follow(desk, said.error["fix"])
+        assert (desk.root / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_claim_comes_back_from_a_mirror(desk: Desk, lost: bool) -> None:
+    """Nobody can make one anew: push and verify name the way over a copy, and after it both go on."""
+    desk.ok("mirror", NAME, "--to", "backup")
+    claim = desk.root / layout.claim(NAME, 1)
+    whole = claim.read_bytes()
+    claim.unlink() if lost else spoil(claim, b"torn")
+    (fix,) = fixes(desk)
+    if not lost:
+        assert f"fix: {fix}" in desk.registry("verify", f"{NAME}@v1", "--mend").err
+        lora_adapter(desk.folder / "more", seed=2)
+        assert fix in desk.registry("push", "more", "--name", NAME).err
+        claim.unlink()
+    way = fix.partition("then: ")[2].partition(", from")[0].replace("MIRROR", "backup").replace("REMOTE", "team")
+    desk.ok(*way.split()[1:])
+    assert claim.read_bytes() == whole
+    assert desk.ok("verify", f"{NAME}@v1").out.endswith("sound\n")
+    desk.ok("withdraw", f"{NAME}@v1", "--reason", "r")
+    claim.unlink()
+    desk.ok(*way.split()[1:])
+    assert claim.read_bytes() == whole
+
+
+def test_a_version_with_a_torn_decision_is_taken_back(desk: Desk) -> None:
+    """Its claim says what it was; readers, a mirror and a push are told of the withdrawal from then on."""
+    spoil(desk.root / MANIFEST, b'{"torn')
+    said = desk.registry("mirror", NAME, "--to", "backup")
+    assert (said.code, f"refused, {MANIFEST} is damaged at its home" in said.err) == (5, True)
+    assert f"fix: registry verify {NAME}@v1" in said.err
+    desk.ok("withdraw", f"{NAME}@v1", "--reason", "torn")
+    for command in ("pull", "verify", "show"):
+        said = desk.registry(command, f"{NAME}@v1", "--json")
+        assert (said.code, said.error["code"]) == (3, "withdrawn"), command
+    told = conforms(desk.ok("mirror", NAME, "--to", "backup", "--json").json, "mirror")
+    assert ([one["outcome"] for one in told["versions"]], told["withdrawn"]) == (["withdrawn"], 1)
+    assert "--again" in desk.registry("push", "source", "--name", NAME).err
+    assert desk.ok("push", "source", "--name", NAME, "--again").out == "chg@v2\n"
+    days_ago = time.time() - 8 * 86_400
+    os.utime(desk.root / layout.withdrawn(NAME, 1), (days_ago, days_ago))
+    desk.ok("purge", f"{NAME}@v1", "--yes")
+    assert not (desk.root / WEIGHTS).exists()
 
 
 def test_a_push_tells_what_it_put_back_and_what_it_cannot(desk: Desk) -> None:

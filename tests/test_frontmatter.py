@@ -76,6 +76,23 @@ def test_faults_name_their_line(text: str, line: int) -> None:
     assert parsed.line == line
 
 
+def test_long_blocks_are_refused_at_their_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that holds too much is not read to its end, and a long one not a second time for its fault."""
+    monkeypatch.setattr(frontmatter, "EXPANDED_MAX", 1000)
+    many = "".join(f"k{i}: v\n" for i in range(20_000)) + "c: ["
+    assert frontmatter.load(many) == (None, "it holds too many values", 1)
+    broken = "a: b\nc: [" + "\n" * 200_000 + "]]"
+    assert frontmatter.load(broken) == (None, "did not find expected key", 200_002)
+
+
+def test_a_key_of_blanks_is_read_once() -> None:
+    """A line that could be a key at any of its half a million blanks is none, in time that grows with its length."""
+    text = "---\na" + " " * 500_000 + "!\n"
+    assert frontmatter.split(text) == (False, None, 1, text, True, False)
+    text = "\r\n" * 300_000 + "---\na: 1\n---\n"
+    assert frontmatter.split(text) == (False, "a: 1", 300_002, "", True, False)
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 5000, "- " * 5000 + "x", "a: " + "9" * 5000])
 def test_monsters_are_refused_quickly(text: str) -> None:
     """Deep nesting and endless numbers end as a fault."""

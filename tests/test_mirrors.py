@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weighbridge.config.settings import RemoteSettings
+from weighbridge.daemon import report
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.follow import AGAIN_AFTER, Following
 from weighbridge.registry import errors, layout
@@ -14,18 +14,13 @@ from weighbridge.registry.flow.decision import committed
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.remotes.directory import open_directory
-from weighbridge_testlib.bench import Bench, dying
+from weighbridge_testlib.bench import dying, with_mirror
 from weighbridge_testlib.builders import lora_adapter, run_root
 
 
 def test_a_mirror_follows_in_number_order(tmp_path: Path) -> None:
     """Home goes on while the mirror is away; then it gets every number, and never gives one."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    assert bench.rule.mirrors == ("mirror",)
-    bench.catalog.close()
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.open()
+    bench = with_mirror(tmp_path)
     run_root(bench.runs / "team/run", steps=(1, 2, 3), result=False)
     bench.settle()
     bench.work()
@@ -55,11 +50,7 @@ def test_a_mirror_follows_in_number_order(tmp_path: Path) -> None:
 
 def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     """Another claim under the same number is reported as diverged and nothing is moved."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.catalog.close()
-    bench.open()
+    bench = with_mirror(tmp_path)
     lora_adapter(bench.runs / "team/run/checkpoint-1", seed=1)
     bench.settle()
     bench.work()
@@ -75,13 +66,27 @@ def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     bench.catalog.close()
 
 
+def test_a_stricter_mirror_that_came_later_is_told_of_and_gets_nothing(tmp_path: Path) -> None:
+    """What was sealed with its host stays away from a mirror that keeps none, and `status` says which facts and why."""
+    bench = with_mirror(tmp_path)
+    run_root(bench.runs / "team/run", steps=(1,), result=False)
+    bench.settle()
+    bench.work()
+    bench.remotes["mirror"] = bench.remotes["mirror"]._replace(paths="rewrite")
+    deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+    while deliveries.step():
+        pass
+    (told,) = report.undelivered(bench.store, bench.homes)
+    assert (told["code"], told["state"]) == ("mirror-refuses", "blocked")
+    assert told["message"].startswith("the manifest holds the host host, the user ")
+    assert told["fix"] == "registry mirror team-run@v1 --to mirror says what is in the way"
+    assert not list((tmp_path / "mirror").rglob("models/*"))
+    bench.catalog.close()
+
+
 def test_a_mirror_follows_tags_and_withdrawals(tmp_path: Path) -> None:
     """A tag that moves at home moves on the mirror, a withdrawal comes too, and without news nobody is asked."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.catalog.close()
-    bench.open()
+    bench = with_mirror(tmp_path)
     run_root(bench.runs / "team/run", steps=(1, 2), result=False)
     bench.settle()
     bench.work()
@@ -128,10 +133,7 @@ def test_a_mirror_follows_tags_and_withdrawals(tmp_path: Path) -> None:
 
 def test_a_death_while_a_mirror_is_told(tmp_path: Path) -> None:
     """Whichever request the daemon dies after, the next one tells the mirror's readers of every move of the tag."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.restart()
+    bench = with_mirror(tmp_path)
     run_root(bench.runs / "team/run", steps=(1, 2), result=False)
     bench.settle()
     bench.work()

@@ -120,9 +120,18 @@ def test_the_configuration_is_light(yard: Yard) -> None:
     assert {"weighbridge.config.problems", "weighbridge.config.lines", "difflib"} & modules == set()
 
 
-@pytest.mark.parametrize("module", ["contextlib", "click", "weighbridge.registry.shell", "weighbridge.registry.cli.ls"])
-def test_an_interrupt_during_the_first_imports_is_no_traceback(module: str) -> None:
-    """From the first import of the entry point on, an interrupt ends with 130 and one word."""
+@pytest.mark.parametrize(
+    ("entry", "module"),
+    [
+        ("weighbridge.registry.cli.main", "contextlib"),
+        ("weighbridge.registry.cli.main", "click"),
+        ("weighbridge.registry.cli.main", "weighbridge.registry.cli.ls"),
+        ("weighbridge.daemon.cli", "weighbridge.daemon.commands"),
+        ("weighbridge.daemon.cli", "weighbridge.registry.shell"),
+    ],
+)
+def test_an_interrupt_during_the_first_imports_is_no_traceback(entry: str, module: str) -> None:
+    """From the first import of either entry point on, an interrupt ends with 130 and one word."""
     probe = f"""
 import os, sys, _signal
 _signal.signal(2, _signal.default_int_handler)  # whoever runs the tests may ignore interrupts, and that is inherited
@@ -132,8 +141,8 @@ class Interrupting:
         if name == {module!r}:
             os.kill(os.getpid(), 2)
 sys.meta_path.insert(0, Interrupting())
-from weighbridge.registry.cli.main import main
-sys.argv = ["registry", "ls", "--help"]
+from {entry} import main
+sys.argv = ["it", {"ls" if "registry" in entry else "once"!r}, "--help"]
 sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-S", "-c", probe], capture_output=True, text=True, check=False)

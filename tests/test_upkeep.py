@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from weighbridge.config.settings import RemoteSettings
 from weighbridge.daemon import report, upkeep
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.follow import Following
@@ -19,7 +18,7 @@ from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.protocol import Chunk, Properties, Remote, Stat
 from weighbridge.registry.remotes.wrappers import Wrapper
-from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.bench import Bench, with_mirror
 from weighbridge_testlib.builders import lora_adapter, run_root
 
 
@@ -153,11 +152,7 @@ def test_a_stage_that_a_job_waits_with_is_never_swept(bench: Bench) -> None:
 
 def test_a_mirror_is_swept_like_a_home(tmp_path: Path) -> None:
     """What a dead publisher staged on a mirror goes as well, and a home that refuses keeps no other from its turn."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.catalog.close()
-    bench.open()
+    bench = with_mirror(tmp_path)
     bench.homes.get("mirror")
     left = tmp_path / "mirror/models/team-run/_wb/stage/of-somebody-dead"
     left.mkdir(parents=True, mode=0o700)
@@ -173,11 +168,7 @@ def test_a_mirror_is_swept_like_a_home(tmp_path: Path) -> None:
 
 def test_a_registry_is_left_alone_from_the_moment_it_asks_for_a_newer_writer(tmp_path: Path) -> None:
     """A daemon that runs already publishes, sweeps, delivers and follows there no more; all of it waits."""
-    bench = Bench(tmp_path, publish=("all",), mirrors=("mirror",))
-    bench.remotes["mirror"] = RemoteSettings("mirror", str(tmp_path / "mirror"))
-    (tmp_path / "mirror").mkdir()
-    bench.catalog.close()
-    bench.open()
+    bench = with_mirror(tmp_path)
     run_root(bench.runs / "team/run", steps=(1, 2), result=False)
     bench.settle()
     bench.work()

@@ -30,9 +30,10 @@ from weighbridge.registry.flow.feed import version_entry
 from weighbridge.registry.flow.marker import check_writer, open_registry
 from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.flow.resolve import Resolved, resolve
+from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.refs import shown, split
 from weighbridge.registry.remotes.protocol import Remote
-from weighbridge.registry.types import Receipt, Registry
+from weighbridge.registry.types import Owner, Receipt, Registry
 
 T = TypeVar("T")
 
@@ -239,6 +240,12 @@ def whoami() -> str:
     except (OSError, KeyError):
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+def writer() -> Owner:
+    """Return who claims: this user of this machine, by a digest, because a claim may lie where no user name belongs."""
+    digest = sha256_bytes(f"weighbridge-push-v1\0{whoami()}".encode())
+    return Owner(host=socket.gethostname(), daemon=f"push-{digest[:32]}")
 
 
 def offline(shelf: Shelf, ref: str, step: int | None) -> Row:

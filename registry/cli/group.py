@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "mirror": Entry(_HOME + "mirror:mirror", "Copy a name, or one version, to another remote."),
     "withdraw": Entry(_HOME + "withdraw:withdraw", "Take a version back."),
     "purge": Entry(_HOME + "purge:purge", "Delete the files of a version that was taken back."),
+    "sweep": Entry(_HOME + "sweep:sweep", "Remove what killed publishers left on a remote."),
     "allow": Entry(_HOME + "allow:allow", "Allow one finding of a blocked folder, with a reason."),
     "card": Entry(_HOME + "card:card", "Print a version's model card, or edit the part people write."),
     "status": Entry(_HOME + "status:status", "Show what the daemon is doing and what it waits for."),

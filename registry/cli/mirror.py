@@ -140,6 +140,8 @@ def tell(copying: _Copying, carried: Sequence[Carried], told: Told) -> int:
         for one in carried:
             if one.outcome not in {"copied", "there"}:
                 out.talk(f"{name}@v{one.n}: {one.outcome}" + (f", {one.why}" if one.why else ""), "yellow")
+        for fix in dict.fromkeys(one.fix for one in refused if one.fix):
+            out.talk(f"  fix: {fix}", "yellow")
         for tag in told.waiting:
             out.talk(f"{name}:{tag} waits there until its version is copied", "yellow")
         copied = [one for one in carried if one.outcome == "copied"]
@@ -171,6 +173,7 @@ def _version(name: str, one: Carried) -> dict[str, Any]:
         "verified": one.verified,
         "bytes": one.bytes,
         "why": one.why,
+        "fix": one.fix,
     }
 
 

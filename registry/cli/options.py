@@ -12,7 +12,7 @@ from weighbridge.registry.errors import WeighbridgeError
 from weighbridge.registry.shell import load
 
 _ASKING: Final = frozenset(
-    {"ls", "show", "pull", "verify", "tag", "card", "rebuild", "mirror", "withdraw", "purge", "log"}
+    {"ls", "show", "pull", "verify", "tag", "card", "rebuild", "mirror", "withdraw", "purge", "sweep", "log"}
 )
 """Commands that an error may tell people to type and that ask a remote."""
 

@@ -1,7 +1,5 @@
 """What `registry push` does: stage what was judged, publish it, and tell of it."""
 
-import hashlib
-import socket
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -21,7 +19,7 @@ from weighbridge.registry.flow.publish import prepare, publish
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.shell import load
-from weighbridge.registry.types import Owner, Receipt
+from weighbridge.registry.types import Receipt
 
 if TYPE_CHECKING:
     from weighbridge.adapters.inspection import Artifact
@@ -38,7 +36,7 @@ def go(wish: Wish, chosen: RemoteSettings, opened: Remote, looker: Looker | None
     admission, wanted = found
     untold: list[WeighbridgeError] = []
     mended: list[WeighbridgeError] = []
-    owner = _writer()
+    owner = fresh.writer()
     registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
     begun = time.monotonic()
     with following(out) as follower:
@@ -100,12 +98,6 @@ def _say_how(error: WeighbridgeError, wish: Wish) -> None:
     option = error.data.get("option")
     if option in {"share", "again", "adopt"} and error.fix:
         error.fix = error.fix.replace(f"registry push --{option}", wish.command(**{option: True}))
-
-
-def _writer() -> Owner:
-    """Return who claims: this user of this machine, by a digest, because a claim may lie where no user name belongs."""
-    digest = hashlib.sha256(f"weighbridge-push-v1\0{fresh.whoami()}".encode()).hexdigest()
-    return Owner(host=socket.gethostname(), daemon=f"push-{digest[:32]}")
 
 
 def _dry(name: str, artifact: "Artifact", admission: Admission, out: Output) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -40,7 +39,7 @@ from weighbridge.registry.hub_rules import is_repo_id
 from weighbridge.registry.manifest import Manifest
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
-from weighbridge.registry.types import Facts, Models, Owner, Receipt
+from weighbridge.registry.types import Facts, Models, Receipt
 
 KEPT: Final = 2 * 86_400.0
 """Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
@@ -254,11 +253,6 @@ class Goal(NamedTuple):
     chosen: RemoteSettings
     again: bool
 
-    @property
-    def owner(self) -> Owner:
-        """Who publishes."""
-        return Owner(host=socket.gethostname(), daemon=f"{self.maker} by {fresh.whoami()}")
-
 
 class There(NamedTuple):
     """A version that was made of the same things in the same way, and what it was published with."""
@@ -283,7 +277,7 @@ def made_before(goal: Goal, derivation: Callable[[], str], out: Output) -> There
     untold: list[WeighbridgeError] = []
     opened = context.connect(goal.chosen)
     try:
-        registry = fresh.registry_of(goal.chosen, opened, writer=goal.owner.daemon)
+        registry = fresh.registry_of(goal.chosen, opened, writer=fresh.writer().daemon)
         with _in_words_of(goal):
             found = standing(
                 opened, goal.chosen.name, registry, goal.name, derivation, again=goal.again, untold=untold.append
@@ -312,7 +306,8 @@ def publish_made(goal: Goal, derivation: str, admission: Admission, out: Output)
     chosen, name = goal.chosen, goal.name
     opened = context.connect(chosen)
     try:
-        registry = fresh.registry_of(chosen, opened, writer=goal.owner.daemon)
+        owner = fresh.writer()
+        registry = fresh.registry_of(chosen, opened, writer=owner.daemon)
         with following(out) as follower, _in_words_of(goal):
             candidate = prepare(
                 opened,
@@ -326,7 +321,7 @@ def publish_made(goal: Goal, derivation: str, admission: Admission, out: Output)
             )
             try:
                 receipt = publish(
-                    opened, chosen.name, registry, candidate, goal.owner,
+                    opened, chosen.name, registry, candidate, owner,
                     again=goal.again, untold=untold.append, progress=follower.total,
                 )  # fmt: skip
             except BaseException:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +15,13 @@ from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.catalogue import DAMAGED, Shelf, complete, copies, folder_of, known_as
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
-from weighbridge.registry.errors import NotFoundError, UnreachableError, UsageError
+from weighbridge.registry.errors import IntegrityError, NotFoundError, UnreachableError, UsageError
 from weighbridge.registry.findings import outcome
+from weighbridge.registry.flow import mend as mending
 from weighbridge.registry.flow import once, place
-from weighbridge.registry.flow.verify import Checked, Reading, verify_folder, verify_source, verify_version
-from weighbridge.registry.refs import shown
+from weighbridge.registry.flow.resolve import Resolved
+from weighbridge.registry.flow.verify import MENDING, Checked, Reading, verify_folder, verify_source, verify_version
+from weighbridge.registry.refs import shown, split
 from weighbridge.registry.types import Finding
 
 SCHEMA: Final = "weighbridge/verify/1"
@@ -35,19 +38,30 @@ _STYLES: Final = {"block": "red", "warn": "yellow", "note": "dim"}
 @click.argument("subject", metavar="REF|PATH", shell_complete=complete)
 @click.option("--read", is_flag=True, help="Read every byte of a version, and keep nothing.")
 @click.option("--quick", is_flag=True, help="Read only files for which the remote has no checksum of its own.")
+@click.option("--mend", is_flag=True, help="First put back what is lost of a version and follows from the rest.")
 @options.remote
 @options.config
 @options.talking
-def verify(*, subject: str, read: bool, quick: bool, remote: str | None, config: str | None, out: Output) -> int:
+def verify(
+    *, subject: str, read: bool, quick: bool, mend: bool, remote: str | None, config: str | None, out: Output
+) -> int:
     """Compare a version, a pulled folder or a published source with its record, and name what differs.
 
     REF: in a folder every byte is read; behind a network names, sizes and the store's own checksums are compared
     without downloading anything, and what rests on less is told. PATH of a pulled folder: compared with its
     manifest.json, nobody is asked. PATH of a source folder: compared with what the daemon published from it. Ends 5
     when anything differs, and 8 when nothing does but of some files only the size is known.
+
+    With --mend the decision comes back out of its claim, once every file was read, and card and history out of the
+    decision; what is damaged lies in the way and stays until it is deleted, as the fix says.
     """
     if read and quick:
         raise UsageError("--read and --quick exclude each other", fix="leave one of them out")
+    if mend and remote is None and _is_path(subject):
+        raise UsageError(
+            f"{shown(subject)} is a path: only a version on its remote is mended",
+            fix="name one such as name@v7",
+        )
     if "/" in subject and remote is not None:
         raise UsageError(
             f"{shown(subject)} is a path: it is compared with its own manifest, and no remote is asked",
@@ -58,7 +72,7 @@ def verify(*, subject: str, read: bool, quick: bool, remote: str | None, config:
         chosen = context.choose_remote(settings, remote)
         near = folder_of(chosen.url) is not None
         reading: Reading = "needed" if quick else "all" if read or near else "nothing"
-        return _version(subject, chosen, settings, reading, out)
+        return _version(subject, chosen, settings, out, reading=reading, mend=mend)
     path = Path(subject)
     if not path.is_dir():
         raise NotFoundError(f"there is no folder {shown(subject)}", fix="name a pulled folder, or a reference")
@@ -75,9 +89,10 @@ def _is_path(subject: str) -> bool:
     return "@" not in subject and ":" not in subject and os.path.isdir(subject)  # noqa: PTH112 - a word, not a path yet
 
 
-def _version(ref: str, chosen: RemoteSettings, settings: Settings, reading: Reading, out: Output) -> int:
+def _version(ref: str, chosen: RemoteSettings, settings: Settings, out: Output, *, reading: Reading, mend: bool) -> int:
     with fresh.opened(chosen, out, ref=ref) as found:
-        version = found.resolve(ref)
+        mended = _mend(found, ref, out) if mend else []
+        version = _named(found, ref)
         row = found.read(lambda catalog: catalog.version(version.name, version.n))
         with following(out) as follower:
             checked = verify_version(
@@ -98,7 +113,36 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, reading: Read
             fresh.remember(found, version.name, version.n, level)
         if any(wrong.code in _MENDED for wrong in checked.findings):
             checked = _with_cure(found, version.name, version.n, checked, settings)
-    return tell(checked, "version", version.ref, version.ref, out)
+        checked = _at(found.settings.name, checked)
+    return tell(checked, "version", version.ref, version.ref, out, mended=mended)
+
+
+def _named(found: fresh.Opened, ref: str) -> Resolved:
+    """Return the version a reference means; one that a damaged decision hides from the team by its own number."""
+    try:
+        return found.resolve(ref)
+    except IntegrityError:
+        name, n, _, _ = split(ref)
+        if name is None or n is None:
+            raise
+        return Resolved(name=name, n=n, content="")
+
+
+def _mend(found: fresh.Opened, ref: str, out: Output) -> list[str]:
+    """Put back what is lost of a version, and return the keys. Without a decision only its number names it."""
+    name, n, _, _ = split(ref)
+    if name is None or n is None:
+        version = found.resolve(ref)
+        name, n = version.name, version.n
+    with following(out) as follower:
+        done = mending.mend(found.remote, found.settings.name, found.registry, name, n, progress=follower.total)
+    for key in done:
+        out.talk(f"put back: {shown(key)}", "yellow")
+    if layout.version(name, n, "README.md") in done:
+        out.talk(f"a README's own words are in the card only where a note has them: registry card {name}@v{n} --edit")
+    if done:
+        fresh.catch_up(found)
+    return done
 
 
 def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, settings: Settings) -> Checked:
@@ -129,6 +173,8 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
         again = f"registry mirror {ref} --remote {source} --to {here}"
 
     def cure(wrong: Finding) -> str:
+        if (wrong.fix or "").endswith(MENDING):
+            return str(wrong.fix)
         if not (wrong.fix or "").startswith("delete "):
             return look + again
         key = wrong.subject if wrong.code == "manifest-damaged" else layout.version(name, n, wrong.subject)
@@ -136,6 +182,17 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
 
     told = [
         msgspec.structs.replace(one, fix=cure(one)) if one.code in _MENDED and one.fix else one
+        for one in checked.findings
+    ]
+    return msgspec.structs.replace(checked, findings=told)
+
+
+def _at(remote: str, checked: Checked) -> Checked:
+    """Let the command that mends a version name the remote that was looked at."""
+    told = [
+        msgspec.structs.replace(one, fix=f"{one.fix.removesuffix(MENDING)} --remote {remote}{MENDING}")
+        if one.fix and one.fix.endswith(MENDING)
+        else one
         for one in checked.findings
     ]
     return msgspec.structs.replace(checked, findings=told)
@@ -156,7 +213,7 @@ def _source(path: Path, settings: Settings, out: Output) -> int:
     return tell(verify_source(path, sealed), "source", str(path), ref, out)
 
 
-def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output) -> int:
+def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output, *, mended: Sequence[str] = ()) -> int:
     """Print the result and return the exit code: 5 when anything differs, 8 when something is not proven."""
     wrong = [finding for finding in checked.findings if finding.severity != "note"]
     unproven = not wrong and checked.levels.get("size", 0) > 0
@@ -176,6 +233,7 @@ def tell(checked: Checked, kind: str, subject: str, ref: str | None, out: Output
                 "partial": checked.partial,
                 "verified": checked.level,
                 "levels": checked.levels,
+                "mended": list(mended),
                 "findings": [msgspec.to_builtins(finding) for finding in checked.findings],
             }
         )

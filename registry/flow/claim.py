@@ -10,7 +10,7 @@ from typing import Final
 
 from weighbridge.adapters.run_place import same_place
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import claims, commit_claim, once
+from weighbridge.registry.flow import claims, commit_claim, once, withhold
 from weighbridge.registry.flow.claims import Claimed, Known
 from weighbridge.registry.flow.decide import void
 from weighbridge.registry.flow.decision import is_void
@@ -40,6 +40,7 @@ def claim(
 ) -> Claimed:
     """Return the claim of a content in a name: the one that is there, or a new one with the next number.
 
+    `owner` is claimed with the name of its machine only where the manifest's facts hold that as well.
     `again` publishes what was withdrawn, under a new number. `share` False refuses a name that another run began.
     `known` may be kept between calls for one name and registry; only new claims are read then. `adopt` takes over a
     repository with files of somebody else, on remotes that have repositories.
@@ -48,6 +49,7 @@ def claim(
     another process is publishing the same derivation, IntegrityError for a damaged claim.
     """
     check_name(name)
+    owner = withhold.owner(owner, manifest.facts)
     repositories = commits.of(remote)
     if repositories is not None:
         return commit_claim.claim(
@@ -125,14 +127,15 @@ def _join(
         if not same and (derivation is None or known.derivation != derivation):
             continue
         claim, _ = claims.load(remote, name, known)
+        if once.look(remote, layout.withdrawn(name, known.n)) is not None:  # first: its decision may be damaged
+            withdrawn = claim
+            continue
         state, _ = claims.state(remote, claim)
         if state == "void":
             continue
-        if once.look(remote, layout.withdrawn(name, known.n)) is not None:
-            withdrawn = claim
-        elif same:
+        if same:
             return _claimed(remote, claim, known.sha256, joined=True, committed=state == "committed")
-        elif state == "committed":
+        if state == "committed":
             done = done or _claimed(remote, claim, known.sha256, joined=True, committed=True)
         else:
             waiting = claim

@@ -163,7 +163,7 @@ def judge(stored: bytes, claim: types.Claim) -> tuple[State, Void | None]:
     raise errors.IntegrityError(
         f"{key} is damaged",
         why=why or "it is not the manifest that was claimed",
-        fix=f"delete {key} on the remote and publish the same files again: its text comes from the claim",
+        fix=f"delete {key} on the remote, then: registry verify {claim.name}@v{claim.n} --mend makes it of the claim",
     )
 
 
@@ -178,5 +178,14 @@ def _read(remote: Remote, name: str, numbers: Iterable[int]) -> list[bytes]:
 
 def _damaged(key: str, why: str) -> errors.IntegrityError:
     return errors.IntegrityError(
-        f"{key} is damaged", why=why, fix="restore it from a copy of the remote; nothing is published meanwhile"
+        f"{key} is damaged", why=why, fix=f"{from_copy(key)}; nothing is published under the name meanwhile"
+    )
+
+
+def from_copy(key: str) -> str:
+    """Return how a claim comes back that is damaged or lost: nobody makes it anew, and a mirror holds the same one."""
+    found = layout.claim_number(key)
+    ref = "NAME@vN" if found is None else f"{found[0]}@v{found[1]}"
+    return (
+        f"delete {key} if it is there, then: registry mirror {ref} --remote MIRROR --to REMOTE, from a copy that has it"
     )

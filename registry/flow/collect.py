@@ -5,13 +5,16 @@ created, and a publisher that still runs claims a new number.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Final
 
+import msgspec
+
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import decide, feed, once
+from weighbridge.registry.catalog import Catalog
+from weighbridge.registry.flow import decide, feed, once, snapshot
 from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.hashing import sha256_bytes
@@ -21,6 +24,95 @@ from weighbridge.registry.times import spelled
 
 DEAD_AFTER: Final = 7 * 86_400.0
 """Seconds by the store's clock after which the owner of an open claim is taken for dead."""
+
+LEFTOVER_AFTER: Final = 2 * 86_400.0
+"""Seconds after which what a dead publisher staged on a remote is swept."""
+
+CLEARED_FOR: Final = 60 * 86_400.0
+"""Seconds after its claim for which a number that was given up is looked at for files of a publisher that came late."""
+
+
+class Swept(types.Value, frozen=True):
+    """How many copies, snapshots and files that nobody goes on with were removed, and the numbers given up."""
+
+    staged: int = 0
+    snapshots: int = 0
+    voided: tuple[tuple[str, int], ...] = ()
+    cleared: int = 0
+
+
+def sweep(
+    remote: Remote,
+    registry: types.Registry,
+    catalog: Catalog,
+    *,
+    by: str,
+    older_than: float = LEFTOVER_AFTER,
+    denied: Callable[[errors.DeniedError], object] = lambda _: None,
+) -> Swept:
+    """Remove from a home what dead publishers left, and end what they began, up to what its catalogue knows.
+
+    What was staged, and superseded snapshots, go after `older_than` seconds; claims by `collect`'s rule. `denied` is
+    told what these credentials may not do, which keeps nobody from the rest. Raises what else the remote raises.
+    """
+    check_writer(registry)
+    swept = sweep_staged(remote, older_than, denied=denied)
+    if remote.properties.commits:
+        return swept
+    with _may(denied):
+        loose, gaps = catalog.loose_ends(), catalog.gaps()
+        voided = collect(remote, registry, by=by, loose_ends=loose, gaps=gaps)
+        swept = msgspec.structs.replace(swept, voided=tuple(voided))
+    cleared = 0
+    with _may(denied):
+        cleared = clear(remote, catalog.given_up(remote.now() - CLEARED_FOR))
+    return msgspec.structs.replace(swept, cleared=cleared)
+
+
+def sweep_staged(
+    remote: Remote, older_than: float = LEFTOVER_AFTER, *, denied: Callable[[errors.DeniedError], object]
+) -> Swept:
+    """Remove what was staged on a remote, and superseded snapshots, of at least this age: all a mirror needs."""
+    staged = snapshots = 0
+    with _may(denied):
+        staged = remote.sweep(older_than)
+    with _may(denied):
+        snapshots = snapshot.sweep(remote, older_than)
+    return Swept(staged=staged, snapshots=snapshots)
+
+
+@contextmanager
+def _may(denied: Callable[[errors.DeniedError], object]) -> Iterator[None]:
+    try:
+        yield
+    except errors.DeniedError as error:
+        denied(error)
+
+
+def abandoned(
+    remote: Remote,
+    registry: types.Registry,
+    loose_ends: Iterable[tuple[str, int]],
+    gaps: Mapping[str, Sequence[tuple[int, int]]],
+    *,
+    dead_after: float = DEAD_AFTER,
+) -> list[tuple[str, int]]:
+    """Return the numbers that `collect` would give up now."""
+    found = []
+    for name, n, _ in _claimed(remote, chain(loose_ends, _passed_over(remote, gaps)), remote.now() - dead_after):
+        decision = once.look(remote, layout.manifest(name, n))
+        if decision is None and _is_given_here(remote, registry, name, n):
+            found.append((name, n))
+    return found
+
+
+def _claimed(remote: Remote, numbers: Iterable[tuple[str, int]], deadline: float) -> Iterator[tuple[str, int, float]]:
+    """Yield those of some numbers that were claimed before then, with when."""
+    for name, n in numbers:
+        with suppress(errors.MissingError):
+            at = remote.stat(layout.claim(name, n)).modified
+            if at <= deadline:
+                yield name, n, at
 
 
 def collect(
@@ -45,11 +137,9 @@ def collect(
     deadline = remote.now() - dead_after
     voided = []
     known = None if loose_ends is None else chain(loose_ends, _passed_over(remote, gaps or {}))
-    for name, n in _all_claims(remote, deadline) if known is None else known:
+    numbers = _all_claims(remote, deadline) if known is None else known
+    for name, n, claimed_at in _claimed(remote, numbers, deadline):
         try:
-            claimed_at = remote.stat(layout.claim(name, n)).modified
-            if claimed_at > deadline:
-                continue
             stored = once.look(remote, layout.manifest(name, n))
             if stored is not None:
                 if loose_ends is not None:

@@ -34,8 +34,13 @@ def is_void(remote: Remote, name: str, n: int) -> bool:
     """Tell whether a number was given up; a damaged decision gives nothing up."""
     key = layout.manifest(name, n)
     stored = once.look(remote, key)
+    return stored is not None and gives_up(stored, key)
+
+
+def gives_up(stored: bytes, key: str) -> bool:
+    """Tell whether a decision as stored gives its number up; a damaged one does not."""
     try:
-        return stored is not None and isinstance(decided(stored, key), Void)
+        return isinstance(decided(stored, key), Void)
     except (IntegrityError, UsageError):
         return False
 
@@ -58,6 +63,9 @@ def judged(remote: Remote, name: str, n: int, stored: bytes | None) -> Manifest:
     try:
         found = decided(stored, key)
     except IntegrityError as error:
+        mark = once.look(remote, layout.withdrawn(name, n))
+        if mark is not None:
+            raise withdrawn(name, n, mark) from error
         error.fix = error.fix or f"registry verify {name}@v{n}"
         raise
     if isinstance(found, Void):

@@ -17,7 +17,7 @@ from weighbridge.registry.flow import feed, fetch, once, rebuild, tags
 from weighbridge.registry.flow.decide import check_set
 from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.flow.marker import check_writer
-from weighbridge.registry.flow.mirror import bring_claim, deliver, stricter
+from weighbridge.registry.flow.mirror import bring_claim, deliver, refused
 from weighbridge.registry.flow.publish import UNTOLD
 from weighbridge.registry.flow.resolve import unknown
 from weighbridge.registry.manifest import Manifest
@@ -28,13 +28,14 @@ Outcome = Literal["copied", "there", "void", "open", "withdrawn", "refused"]
 
 
 class Carried(types.Value, frozen=True):
-    """What became of one number: its outcome, the level at which the copy was verified, bytes moved, and why not."""
+    """What became of one number: its outcome, the level at which the copy was verified, bytes moved, why not, a fix."""
 
     n: int
     outcome: Outcome
     verified: str | None = None
     bytes: int = 0
     why: str | None = None
+    fix: str | None = None
 
 
 class Told(types.Value, frozen=True):
@@ -78,21 +79,29 @@ def carry(
     stored = once.look(home, layout.manifest(name, n))
     if stored is None:
         return Carried(n=n, outcome="open", why="nobody has committed it yet")
-    manifest = decided(stored, layout.manifest(name, n))
-    if isinstance(manifest, Void):
+    gone = once.look(home, layout.withdrawn(name, n)) is not None
+    try:
+        manifest = None if gone else decided(stored, layout.manifest(name, n))
+    except errors.IntegrityError as error:
+        return Carried(n=n, outcome="refused", why=f"{error.what} at its home", fix=f"registry verify {name}@v{n}")
+    if manifest is None or isinstance(manifest, Void):
+        refusal = refused(home, mirror, name, n, None, settings=settings)
+        if refusal is not None:
+            return Carried(n=n, outcome="refused", why=refusal.why, fix=refusal.fix)
         bring_claim(home, mirror, name, n, registry=registry)
-        return Carried(n=n, outcome="void")
-    if once.look(home, layout.withdrawn(name, n)) is not None:
-        bring_claim(home, mirror, name, n, registry=registry)
+        if isinstance(manifest, Void):
+            return Carried(n=n, outcome="void")
         return Carried(n=n, outcome="withdrawn", why="it was taken back")
     if once.look(mirror, layout.manifest(name, n)) == stored:
         if once.look(mirror, layout.withdrawn(name, n)) is not None:
+            if not mirror.properties.commits and not _is_claimed(mirror, name, n):
+                bring_claim(home, mirror, name, n, registry=registry)
             return Carried(n=n, outcome="withdrawn", why=f"it was taken back on {settings.name}")
-        if mirror.properties.commits or _whole(mirror, name, n, manifest):  # a commit has its files or is none
+        if mirror.properties.commits or _whole(mirror, name, n, manifest):  # a commit has all of it or is none
             return Carried(n=n, outcome="there", verified="size")
-    refusal = stricter(manifest, settings)
+    refusal = refused(home, mirror, name, n, manifest, settings=settings)
     if refusal is not None:
-        return Carried(n=n, outcome="refused", why=refusal)
+        return Carried(n=n, outcome="refused", why=refusal.why, fix=refusal.fix)
     done = deliver(
         home, mirror, name, n,
         mirror_name=settings.name, registry=registry, scratch=scratch, begin=begin, progress=progress,
@@ -101,7 +110,9 @@ def carry(
 
 
 def _whole(mirror: Remote, name: str, n: int, manifest: Manifest) -> bool:
-    """Return whether the files of a version are there, by name and size. Raises ForeignBytesError."""
+    """Return whether claim and files of a version are there, by name and size. Raises ForeignBytesError."""
+    if not _is_claimed(mirror, name, n):
+        return False
     try:
         check_set(mirror, name, n, manifest)
     except errors.ForeignBytesError:

@@ -10,20 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
+
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import commit_mirror, feed, fetch, once, withhold
 from weighbridge.registry.flow import place as places
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.decide import decide, receipt
-from weighbridge.registry.flow.decision import Void, decided, withdrawn
+from weighbridge.registry.flow.decision import gives_up, withdrawn
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.publish import version_entry
 from weighbridge.registry.flow.pull import checked_manifest
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.upload import upload
 from weighbridge.registry.hashing import sha256_bytes
-from weighbridge.registry.manifest import Manifest
+from weighbridge.registry.manifest import Manifest, parse
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
@@ -92,21 +94,63 @@ def deliver(
     return done
 
 
-def stricter(manifest: Manifest, mirror: RemoteSettings) -> str | None:
+class Refusal(types.Value, frozen=True):
+    """Why a mirror's rules keep a version away from it, and what can be done."""
+
+    why: str
+    fix: str
+
+
+def stricter(manifest: Manifest, mirror: RemoteSettings) -> Refusal | None:
     """Return why a mirror may not have a version that was sealed before this mirror was asked, or None.
 
     One manifest serves all remotes, so a version that was sealed under milder rules cannot be changed any more.
     """
     licence = manifest.facts.license.id
-    if mirror.paths != "keep" and withhold.private(manifest.facts):
-        return f"it holds private paths, and {mirror.name} does not keep them"
+    table = f"[remotes.{mirror.name}]"
+    told = _private(manifest, mirror)
+    if told is not None:
+        return told
     if licence is None and mirror.unknown_license == "block":
-        return f"its licence is unknown, and {mirror.name} blocks that"
+        fix = f'unknown_license = "warn" in {table} lets it go there'
+        return Refusal(why=f"its licence is unknown, and {mirror.name} blocks that", fix=fix)
     if licence is not None and licence in mirror.deny_licenses:
-        return f"its licence {licence} is denied by {mirror.name}"
+        fix = f"take it out of deny_licenses in {table}"
+        return Refusal(why=f"its licence {licence} is denied by {mirror.name}", fix=fix)
     if mirror.remote_code == "block" and any(file.role == "code" for file in manifest.files):
-        return f"it holds code, and {mirror.name} blocks that"
+        fix = f'remote_code = "allow" in {table} lets it go there'
+        return Refusal(why=f"it holds code, and {mirror.name} blocks that", fix=fix)
     return None
+
+
+def refused(
+    home: Remote, mirror: Remote, name: str, n: int, manifest: Manifest | None, *, settings: RemoteSettings
+) -> Refusal | None:
+    """Return why number n of a name may not go to a mirror of these `settings`, or None; `manifest` is None for a void.
+
+    Besides its own manifest that looks at those in the claims that would go along, as a mirror is as dense as its home.
+    """
+    own = stricter(manifest, settings) if manifest is not None else None
+    if own is not None or settings.paths == "keep" or commits.of(mirror) is not None:
+        return own
+    there = {layout.claim_number(found.key) for found in mirror.list(layout.claims(name))}
+    for number in (one for one in range(1, n + 1) if (name, one) not in there):
+        key = layout.claim(name, number)
+        told = _private(parse(decode(home.read(key), key).manifest.encode(), key), settings)
+        if told is not None:
+            return told if number == n else msgspec.structs.replace(told, why=f"of v{number} before it, {told.why}")
+    return None
+
+
+def _private(manifest: Manifest, mirror: RemoteSettings) -> Refusal | None:
+    told = withhold.private(manifest.facts) if mirror.paths != "keep" else []
+    if not told:
+        return None
+    return Refusal(
+        why=f"the manifest holds {', '.join(told)}, and {mirror.name} does not keep them",
+        fix=f'paths = "keep" in [remotes.{mirror.name}] lets them go there; registry push FOLDER --name OTHER-NAME '
+        f"--remote {mirror.name} publishes the files anew without them",
+    )
 
 
 @contextmanager
@@ -191,7 +235,7 @@ def _bring_void(home: Remote, mirror: Remote, name: str, n: int) -> types.FeedEn
     """Copy the decision that gives a number up; return what readers are told of it, None when there is nothing new."""
     key = layout.manifest(name, n)
     stored = once.look(home, key)
-    if stored is not None and isinstance(decided(stored, key), Void) and once.look(mirror, key) != stored:
+    if stored is not None and gives_up(stored, key) and once.look(mirror, key) != stored:
         other = once.create(mirror, key, stored)
         if other is not None:
             raise _diverged(name, n, "it was given up at home and committed here")

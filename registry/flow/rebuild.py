@@ -139,7 +139,7 @@ def _of_claim(remote: Remote, stat: Stat) -> tuple[list[FeedEntry], str | None]:
             told.append(feed.version_entry(name, n, found, card_sha256=card_sha256, stored_at=stored_at))
     except IntegrityError as error:
         wrong = f"{error.what}: {error.why}"
-    return told, wrong
+    return told, f"{wrong} (what helps says: registry verify {name}@v{n})" if wrong else None
 
 
 def _beside(remote: Remote, name: str) -> Iterator[Stat]:

@@ -15,6 +15,7 @@ from weighbridge.registry import manifest as manifests
 from weighbridge.registry.errors import IntegrityError, MissingError, NotFoundError, UsageError
 from weighbridge.registry.findings import finding
 from weighbridge.registry.flow import once, place
+from weighbridge.registry.flow.claims import decode, from_copy
 from weighbridge.registry.flow.fetch import Progress
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.pull import checked_manifest
@@ -36,6 +37,9 @@ SMALL: Final = 16 << 20
 
 _COPY = "restore it from a copy of the remote: a mirror holds the same object"
 """What mends an object that nobody can make anew."""
+
+MENDING: Final = " --mend"
+"""Ends a fix that is `registry verify REF --mend`: what was lost follows from the rest (`mend.mend`)."""
 
 
 class Checked(Value, frozen=True):
@@ -91,12 +95,16 @@ def verify_version(
         manifest = checked_manifest(remote, name, n, manifest_sha256)
     except IntegrityError as error:
         subject = error.what.split(" ", 1)[0]
-        return _unreadable(subject, f"{error.what}: {error.why}", _replace(remote, name, n, "manifest.json"))
+        again = _again(remote, name, n, manifest_sha256)
+        fix = f"delete {shown(layout.manifest(name, n))} on the remote, then: {again}"
+        return _unreadable(subject, f"{error.what}: {error.why}", again if remote.properties.commits else fix)
     except NotFoundError:
         key = layout.manifest(name, n)
         if manifest_sha256 is None or once.look(remote, key) is not None:
             raise
-        return _unreadable(key, f"{key} is missing, though the team was told of it", _put_back(remote, name, n))
+        return _unreadable(
+            key, f"{key} is missing, though the team was told of it", _again(remote, name, n, manifest_sha256)
+        )
     if reading != "all" and registry is not None:
         with suppress(UsageError):
             check_writer(registry)
@@ -124,7 +132,7 @@ def verify_version(
     with ThreadPoolExecutor(max(1, remote.properties.parallel), thread_name_prefix="verify") as pool:
         looks = list(pool.map(one, manifest.files))
     found += [look.wrong for look in looks if look.wrong is not None]
-    found += _rendered(remote, folder, manifest, card_sha256)
+    found += _rendered(remote, name, n, manifest, card_sha256)
     levels = Counter(look.level for look in looks if look.level is not None)
     return _checked(manifest, found, manifest.files, levels=levels)
 
@@ -147,9 +155,24 @@ def _replace(remote: Remote, name: str, n: int, path: str) -> str:
     if remote.properties.commits:
         return again
     way = f"delete {shown(layout.version(name, n, path))} on the remote, then: {again}"
-    if path == "manifest.json":
-        return way
     return f'{way}; or registry withdraw {name}@v{n} --reason "..." and that push with --again: a new number'
+
+
+def _again(remote: Remote, name: str, n: int, told: str | None) -> str:
+    """Return what makes a decision again: its claim, where that is the one that was told of, else the files' owner.
+
+    Whether the files are whole is for whoever makes it again to see.
+    """
+    with suppress(IntegrityError, UsageError):
+        claim = once.look(remote, layout.claim(name, n))
+        text = decode(claim, layout.claim(name, n)).manifest.encode() if claim is not None else None
+        if text is not None and not remote.properties.commits and told in {None, sha256_bytes(text)}:
+            return _mending(name, n)
+    return _put_back(remote, name, n)
+
+
+def _mending(name: str, n: int) -> str:
+    return f"registry verify {name}@v{n}{MENDING}"
 
 
 def _claim(remote: Remote, name: str, n: int, manifest: Manifest, told: str | None) -> list[Finding]:
@@ -162,9 +185,9 @@ def _claim(remote: Remote, name: str, n: int, manifest: Manifest, told: str | No
     if isinstance(document, dict) and document.get("manifest") == manifest.stored.decode():
         if told is None or stored is None or sha256_bytes(stored) == told:
             return []
-        return [finding("claim-damaged", key, f"{key} is not the claim that was announced", _COPY)]
+        return [finding("claim-damaged", key, f"{key} is not the claim that was announced", from_copy(key))]
     words = f"{key} is missing" if stored is None else f"{key} does not hold the manifest that was committed"
-    return [finding("claim-damaged", key, words, _COPY)]
+    return [finding("claim-damaged", key, words, from_copy(key))]
 
 
 def _compare(
@@ -203,21 +226,28 @@ def _read(remote: Remote, key: str, file: FileEntry, progress: Progress | None) 
     return digest.hexdigest()
 
 
-def _rendered(remote: Remote, folder: str, manifest: Manifest, card_sha256: str | None) -> list[Finding]:
+def _rendered(remote: Remote, name: str, n: int, manifest: Manifest, card_sha256: str | None) -> list[Finding]:
+    again = None if remote.properties.commits else _mending(name, n)
+
+    def instead(path: str) -> str | None:
+        return f"delete {layout.version(name, n, path)} on the remote, then: {again}" if again is not None else None
+
     found = []
-    text = once.look(remote, folder + "README.md")
+    text = once.look(remote, layout.version(name, n, "README.md"))
     if text is None:
-        found.append(finding("file-missing", "README.md", "the card is missing", None))
+        found.append(finding("file-missing", "README.md", "the card is missing", again))
     elif card_sha256 is not None and sha256_bytes(text) != card_sha256:
-        found.append(finding("card-damaged", "README.md", "the card is not the one that was announced", _COPY))
-    history = once.look(remote, folder + "training.json")
+        fix = f"{_COPY}, with people's words; or {instead('README.md')}" if again is not None else _COPY
+        found.append(finding("card-damaged", "README.md", "the card is not the one that was announced", fix))
+    history = once.look(remote, layout.version(name, n, "training.json"))
     if history is None and manifest.facts.provenance.history is not None:
-        found.append(finding("history-differs", "training.json", "training.json is missing", None))
+        found.append(finding("history-differs", "training.json", "training.json is missing", again))
     if history is not None and history != card.training(manifest):
         try:
             parse_json(history, "training.json")
         except IntegrityError as error:
-            found.append(finding("file-damaged", "training.json", f"{error.what}: {error.why}", None))
+            words = f"{error.what}: {error.why}"
+            found.append(finding("file-damaged", "training.json", words, instead("training.json")))
         else:
             words = "training.json is not what follows from the manifest"
             found.append(finding("history-differs", "training.json", words, None))

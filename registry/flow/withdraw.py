@@ -9,10 +9,11 @@ from typing import Final
 
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, once, tags
+from weighbridge.registry.flow.claims import decode
 from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.upload import order
-from weighbridge.registry.manifest import Manifest, canonical, parse_json
+from weighbridge.registry.manifest import Manifest, canonical, parse, parse_json
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote, Stat
 from weighbridge.registry.times import spelled
@@ -24,8 +25,8 @@ GRACE: Final = 7 * 86_400.0
 def withdraw(remote: Remote, registry: types.Registry, name: str, n: int, *, who: str, why: str | None) -> bool:
     """Mark a committed version as withdrawn and tell the team; False when it was marked before.
 
-    From then on readers refuse it; its files are there until `purge`. Raises ConflictError while a tag points to it,
-    NotFoundError when there is no such version.
+    From then on readers refuse it; its files are there until `purge`. One whose decision is damaged goes by its claim.
+    Raises ConflictError while a tag points to it, NotFoundError when there is no such version.
     """
     check_writer(registry)
     manifest = _committed(remote, name, n)
@@ -108,7 +109,11 @@ def _marked(remote: Remote, name: str, n: int) -> float:
 def _committed(remote: Remote, name: str, n: int) -> Manifest:
     key = layout.manifest(name, n)
     stored = once.look(remote, key)
-    found = None if stored is None else decided(stored, key)
+    try:
+        found = None if stored is None else decided(stored, key)
+    except (errors.IntegrityError, errors.UsageError):  # what looks like a later format is a flipped bit
+        claim = layout.claim(name, n)
+        found = parse(decode(remote.read(claim), claim).manifest.encode(), claim)
     if found is None or isinstance(found, Void):
         raise errors.NotFoundError(
             f"there is no version {name}@v{n}",

@@ -9,16 +9,20 @@ from typing import Final
 
 import msgspec
 
-from weighbridge.adapters import paths, prove_base
+from weighbridge.adapters import paths, prove_base, provenance
 from weighbridge.adapters.plan import Policy
 from weighbridge.registry import errors
-from weighbridge.registry.types import Facts, Finding
+from weighbridge.registry.refs import shown
+from weighbridge.registry.types import Facts, Finding, Owner
 
 PRIVATE: Final = frozenset({"private-path", "private-metadata", "base-local-path"})
 """Findings that say that something which is published holds what only its machine has."""
 
 _MODELS: Final = frozenset({"adapter-of", "merged-from", "cast-from"})
 """Edges that name a model, so that a relative path in them is one as well."""
+
+NOBODY: Final = "somebody"
+"""Stands for a machine's name where none may be told."""
 
 _HIDDEN: Final = "<path>"
 
@@ -33,9 +37,28 @@ def held(facts: Facts) -> list[Finding]:
     return found + [one for one in facts.findings if _tells(one)]
 
 
-def private(facts: Facts) -> bool:
-    """Tell whether sealed facts, or the files they speak of, hold what may not go where paths are not kept."""
-    return any(one.code in PRIVATE for one in facts.findings) or bool(held(facts))
+def private(facts: Facts) -> list[str]:
+    """Return in words what sealed facts, or the files they speak of, hold that may not go where paths are not kept.
+
+    An owner beside a machine's name is the user that a folder belonged to; without one, somebody wrote it down to be
+    shown (`provenance.redact`).
+    """
+    sealed = facts.provenance
+    told = []
+    if sealed.host is not None:
+        told.append(f"the host {shown(sealed.host)}")
+        told += [f"the user {shown(sealed.owner)}"] if sealed.owner is not None else []
+    public = provenance.redact(sealed, keep_paths=False)
+    fields = [key for key in provenance.WITH_PATHS if getattr(public, key) != getattr(sealed, key)]
+    told += [f"paths in {', '.join(fields)}"] if fields else []
+    if any(one.code in PRIVATE for one in facts.findings) or held(facts):
+        told.append("private paths")
+    return told
+
+
+def owner(one: Owner, facts: Facts) -> Owner:
+    """Return who claims a version, with the machine's name only where the facts of the version hold it as well."""
+    return one if facts.provenance.host is not None else msgspec.structs.replace(one, host=NOBODY)
 
 
 def withheld(facts: Facts, policy: Policy, *, name: str, where: str) -> Facts:

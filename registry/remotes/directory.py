@@ -206,12 +206,8 @@ class DirectoryRemote:
     def sweep(self, older_than: float) -> int:
         """Remove stage files and folders in which nothing changed for so many seconds of the store's clock."""
         with disk.speaking(f"cannot sweep {shown(self._url)}"):
-            found = [Path(entry.path) for folder in self._stage_folders() for entry in _entries(folder)]
-            deadline = self.now() - older_than if found else 0.0
             removed = 0
-            for path in found:
-                if _last_change(path) > deadline:
-                    continue
+            for path in self.leftovers(older_than):
                 # What belongs to somebody else may stay: its writer or an administrator sweeps it.
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
@@ -220,6 +216,12 @@ class DirectoryRemote:
                         path.unlink()
                 removed += not os.path.lexists(path)
         return removed
+
+    def leftovers(self, older_than: float) -> Iterator[Path]:
+        """Yield the stage files and folders in which nothing changed for so many seconds of the store's clock."""
+        found = [Path(entry.path) for folder in self._stage_folders() for entry in _entries(folder)]
+        deadline = self.now() - older_than if found else 0.0
+        yield from (path for path in found if _last_change(path) <= deadline)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -15,6 +15,7 @@ from weighbridge.registry import layout
 from weighbridge.registry.cli import context
 from weighbridge.registry.cli.checks.check import FAIL, OK, WARN, Check
 from weighbridge.registry.cli.checks.folders import free_bytes, nearest
+from weighbridge.registry.cli.checks.leftovers import unfinished
 from weighbridge.registry.cli.output import size, span
 from weighbridge.registry.errors import (
     DeniedError,
@@ -181,6 +182,7 @@ def _folder(settings: Settings, name: str, remote: RemoteSettings, folder: Path)
         yield Check(OK, f"{name}-clone", _clones(settings, one, folder))
     with suppress(OSError):  # what the probe object lay in
         (folder / PROBES).rmdir()
+    yield from unfinished(name, remote)
     free = free_bytes(folder)
     reserve = settings.daemon.disk_reserve
     if free < reserve:

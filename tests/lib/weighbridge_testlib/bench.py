@@ -156,6 +156,15 @@ class Bench:
         return {Path(job.path).name: job.shown for job in self.store.jobs()}
 
 
+def with_mirror(place: Path) -> Bench:
+    """Return a bench that publishes everything, and that has a second directory as its mirror."""
+    bench = Bench(place, publish=("all",), mirrors=("mirror",))
+    (place / "mirror").mkdir()
+    bench.remotes["mirror"] = RemoteSettings("mirror", str(place / "mirror"))
+    bench.restart()
+    return bench
+
+
 @contextmanager
 def dying(bench: Bench) -> Iterator[list[bool]]:
     """Catch a death and start again; the list tells whether there was one."""

@@ -1,0 +1,104 @@
+"""`registry sweep`: what the daemon does now and then, for a team without one."""
+
+import socket
+from typing import Final
+
+import click
+
+from weighbridge.config.values import Fault, duration
+from weighbridge.registry.cli import context, fresh, options
+from weighbridge.registry.cli.leftovers import Left, left
+from weighbridge.registry.cli.output import Output, span
+from weighbridge.registry.errors import DeniedError, UsageError
+from weighbridge.registry.flow import collect
+from weighbridge.registry.flow.marker import check_writer
+from weighbridge.registry.refs import shown
+
+SCHEMA: Final = "weighbridge/sweep/1"
+LEAST: Final = 3600.0
+"""Seconds: what is younger may be under way, as a part of an upload changes nothing for minutes."""
+
+
+@click.command("sweep")
+@click.option("--older-than", metavar="SPAN", help="How long nothing changed in a copy, such as 12h [default: 2d].")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed and given up.")
+@options.remote
+@options.config
+@options.talking
+def sweep(*, older_than: str | None, dry_run: bool, remote: str | None, config: str | None, out: Output) -> None:
+    """Remove what killed publishers left on a remote, and end what they began; a daemon does so by itself.
+
+    Unfinished uploads and copies go, superseded snapshots of the catalogue, and files under numbers that were given up.
+    A number that was claimed seven days ago by the store's clock and never finished is given up; whoever still has the
+    files publishes them under the next one. No version is touched. Ends 4 when the credentials do not allow all of it.
+    """
+    age = _age(older_than)
+    chosen = context.choose_remote(context.settings(config), remote)
+    denied: list[DeniedError] = []
+    with fresh.opened(chosen, out) as found:
+        check_writer(found.registry)
+        fresh.catch_up(found)
+        lying = Left(0, 0)
+        try:
+            lying = left(chosen, age)
+        except DeniedError as error:
+            denied.append(error)
+        if dry_run:
+            done = collect.Swept(staged=lying.copies, voided=_abandoned(found))
+        else:
+            done = collect.sweep(
+                found.remote, found.registry, found.catalog,
+                by=socket.gethostname(), older_than=age, denied=denied.append,
+            )  # fmt: skip
+            fresh.catch_up(found)
+    _tell(chosen.name, lying, done, out, dry_run=dry_run)
+    if denied:
+        raise denied[0]
+
+
+def _abandoned(found: fresh.Opened) -> tuple[tuple[str, int], ...]:
+    if found.remote.properties.commits:
+        return ()
+    loose, gaps = found.catalog.loose_ends(), found.catalog.gaps()
+    return tuple(collect.abandoned(found.remote, found.registry, loose, gaps))
+
+
+def _age(text: str | None) -> float:
+    if text is None:
+        return collect.LEFTOVER_AFTER
+    try:
+        age = duration(text)
+    except Fault as fault:
+        raise UsageError(f"--older-than: {fault.message}", fix=fault.fix or "write 12h or 2d") from fault
+    if age < LEAST:
+        raise UsageError(
+            f"--older-than {shown(text)} is too short",
+            why="a publisher may be at work with what changed less than an hour ago",
+            fix="--older-than 1h",
+        )
+    return age
+
+
+def _tell(remote: str, lying: Left, done: collect.Swept, out: Output, *, dry_run: bool) -> None:
+    if out.as_json:
+        out.json(
+            {
+                "schema": SCHEMA,
+                "remote": remote,
+                "dry_run": dry_run,
+                "staged": done.staged,
+                "bytes": lying.bytes,
+                "snapshots": done.snapshots,
+                "voided": [f"{name}@v{n}" for name, n in done.voided],
+                "cleared": done.cleared,
+            }
+        )
+        return
+    for name, n in done.voided:
+        verb = "would be" if dry_run else "was"
+        out.say(f"{name}@v{n} {verb} given up: nobody finished it in {span(collect.DEAD_AFTER)}")
+    words = [str(lying._replace(copies=done.staged))]
+    words += [f"{done.snapshots} superseded snapshots"] if done.snapshots else []
+    words += [f"{done.cleared} files of numbers that were given up"] if done.cleared else []
+    given_up = "1 number" if len(done.voided) == 1 else f"{len(done.voided)} numbers"
+    out.say(f"{remote}: {', '.join(words)} {'would go' if dry_run else 'removed'}; {given_up} given up")
