@@ -118,6 +118,10 @@ class Upkeep:
             swept = sweep(place.remote, place.registry, place.catalog, by=self._host)
             for gone, n in swept.voided:
                 self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
+            for open_, n in swept.whole:
+                ref = f"{open_}@v{n}"
+                why = f"all its files lie there: registry verify {ref} --mend publishes it"
+                _log.warning("a number was never finished", extra={"ref": ref, "why": why})
 
     def sweep_own(self) -> None:
         """Remove stages in our own folder that no job refers to."""

@@ -109,7 +109,7 @@ def test_a_writer_whose_number_was_given_up(role: Open, tmp_path: Path) -> None:
     remote, _ = role("writer")
     registry = open_registry(remote, create=True)
     made = candidate(remote, tmp_path / "a", files=payload(5))
-    dying = Faulty(remote, lambda call: "die-before" if call.key.endswith("/manifest.json") else None)
+    dying = Faulty(remote, lambda call: "die-before" if call.key.endswith("/adapter_config.json") else None)
     with pytest.raises(Killed):
         publish(dying, "team", registry, made, OWNER, render=rendered)
     collector, policies = role("collector")

@@ -71,6 +71,27 @@ def test_a_team_without_a_daemon_sweeps_by_hand(desk: Desk) -> None:
     assert desk.ok("verify", f"{NAME}@v1").code == 0
 
 
+def test_a_version_that_lost_its_decision_is_never_swept(desk: Desk) -> None:
+    """After a rebuild it looks like a push that nobody finished; it stays, and what is told publishes it again."""
+    age(desk.root / layout.claim(NAME, 1), 30.0)
+    decision = desk.root / layout.manifest(NAME, 1)
+    was = decision.read_bytes()
+    decision.unlink()
+    desk.ok("rebuild")
+    before = keys(desk)
+    told = conforms(desk.ok("sweep", "--dry-run", "--json").json, "sweep")
+    assert (told["voided"], told["whole"]) == ([f"{NAME}@v2"], [f"{NAME}@v1"])
+    assert conforms(desk.ok("sweep", "--json").json, "sweep")["whole"] == [f"{NAME}@v1"]
+    assert before - keys(desk) == {
+        f"models/{NAME}/_wb/stage/dead/adapter_model.safetensors", layout.version(NAME, 2, "adapter_config.json")
+    }  # fmt: skip
+    said = desk.ok("sweep").err
+    assert f"fix: registry verify {NAME}@v1 --mend publishes it" in said
+    desk.ok("verify", f"{NAME}@v1", "--mend")
+    assert decision.read_bytes() == was
+    assert desk.ok("ls", NAME, "--json").json["versions"][0]["version"] == 1
+
+
 def test_what_may_be_under_way_is_not_swept(desk: Desk) -> None:
     """Less than an hour is refused, as is what is no span."""
     before = keys(desk)

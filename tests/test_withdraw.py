@@ -158,6 +158,42 @@ def test_a_damaged_mark_deletes_nothing(place: Place) -> None:
         purge(place.remote, NAME, 1)
 
 
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_claim_whose_files_are_all_there_is_not_given_up(place: Place, foreign: bool) -> None:
+    """Only the decision is missing: nothing is voided or removed, it is told, and any publisher of it still joins."""
+    n = place.open(2)
+    for path, body in payload(2).items():
+        place.remote.create(layout.version(NAME, n, path), body)
+    if foreign:
+        place.remote.create(layout.version(NAME, n, "notes.txt"), b"?")
+    place.time += 2 * DEAD_AFTER
+    before = sorted(found.key for found in place.remote.list(""))
+    told: list[tuple[str, int]] = []
+    tell = lambda name, n: told.append((name, n))  # noqa: E731
+    assert collect(place.remote, place.registry, by="collector", tell=tell) == []
+    assert told == [(NAME, n)]
+    assert sorted(found.key for found in place.remote.list("")) == before
+    if not foreign:
+        assert place.publish(2).n == n
+        audit(place.remote)
+
+
+@pytest.mark.parametrize("left", ["a file less", "a byte less"])
+def test_a_claim_that_lacks_something_is_given_up(place: Place, left: str) -> None:
+    """One file that is missing or too short is enough: nobody can finish it from what lies there."""
+    n = place.open(2)
+    files = dict(payload(2))
+    path = max(files, key=lambda one: len(files[one]))
+    body = files.pop(path)
+    if left == "a byte less":
+        files[path] = body[:-1]
+    for one, there in files.items():
+        place.remote.create(layout.version(NAME, n, one), there)
+    place.time += 2 * DEAD_AFTER
+    assert collect(place.remote, place.registry, by="collector") == [(NAME, n)]
+    assert [found.key for found in place.remote.list(layout.version(NAME, n))] == [layout.manifest(NAME, n)]
+
+
 def test_open_claims_are_given_up_after_seven_days(place: Place) -> None:
     """By the store's clock an open claim of a dead owner is voided, its half upload removed, the team told."""
     n = place.open(2)

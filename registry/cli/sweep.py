@@ -4,6 +4,7 @@ import socket
 from typing import Final
 
 import click
+import msgspec
 
 from weighbridge.config.values import Fault, duration
 from weighbridge.registry.cli import context, fresh, options
@@ -30,7 +31,8 @@ def sweep(*, older_than: str | None, dry_run: bool, remote: str | None, config: 
 
     Unfinished uploads and copies go, superseded snapshots of the catalogue, and files under numbers that were given up.
     A number that was claimed seven days ago by the store's clock and never finished is given up; whoever still has the
-    files publishes them under the next one. No version is touched. Ends 4 when the credentials do not allow all of it.
+    files publishes them under the next one. One whose files all lie there stays, and what finishes it is named. No
+    version is touched. Ends 4 when the credentials do not allow all of it.
     """
     age = _age(older_than)
     chosen = context.choose_remote(context.settings(config), remote)
@@ -44,7 +46,7 @@ def sweep(*, older_than: str | None, dry_run: bool, remote: str | None, config: 
         except DeniedError as error:
             denied.append(error)
         if dry_run:
-            done = collect.Swept(staged=lying.copies, voided=_abandoned(found))
+            done = msgspec.structs.replace(_abandoned(found), staged=lying.copies)
         else:
             done = collect.sweep(
                 found.remote, found.registry, found.catalog,
@@ -56,11 +58,11 @@ def sweep(*, older_than: str | None, dry_run: bool, remote: str | None, config: 
         raise denied[0]
 
 
-def _abandoned(found: fresh.Opened) -> tuple[tuple[str, int], ...]:
+def _abandoned(found: fresh.Opened) -> collect.Swept:
     if found.remote.properties.commits:
-        return ()
+        return collect.Swept()
     loose, gaps = found.catalog.loose_ends(), found.catalog.gaps()
-    return tuple(collect.abandoned(found.remote, found.registry, loose, gaps))
+    return collect.abandoned(found.remote, found.registry, loose, gaps)
 
 
 def _age(text: str | None) -> float:
@@ -90,6 +92,7 @@ def _tell(remote: str, lying: Left, done: collect.Swept, out: Output, *, dry_run
                 "bytes": lying.bytes,
                 "snapshots": done.snapshots,
                 "voided": [f"{name}@v{n}" for name, n in done.voided],
+                "whole": [f"{name}@v{n}" for name, n in done.whole],
                 "cleared": done.cleared,
             }
         )
@@ -97,6 +100,11 @@ def _tell(remote: str, lying: Left, done: collect.Swept, out: Output, *, dry_run
     for name, n in done.voided:
         verb = "would be" if dry_run else "was"
         out.say(f"{name}@v{n} {verb} given up: nobody finished it in {span(collect.DEAD_AFTER)}")
+    for name, n in done.whole:
+        out.talk(f"{name}@v{n} was never finished, though all its files lie there", "yellow")
+        out.talk(
+            f"  fix: registry verify {name}@v{n} --mend publishes it; registry withdraw takes it back then", "yellow"
+        )
     words = [str(lying._replace(copies=done.staged))]
     words += [f"{done.snapshots} superseded snapshots"] if done.snapshots else []
     words += [f"{done.cleared} files of numbers that were given up"] if done.cleared else []
