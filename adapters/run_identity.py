@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from weighbridge.adapters import checkpoint, layout
 from weighbridge.adapters.run_place import PLACE
 from weighbridge.config import mounts
+from weighbridge.registry import disk
 
 _CONVENTIONAL: Final = frozenset(
     """final last best latest result results output outputs model models adapter adapters lora merged weights export
@@ -124,9 +125,18 @@ def began_at(identity: str) -> float | None:
 
 
 def key(path: str) -> str:
-    """Return what changes when a run's folder is made anew. Raises OSError."""
+    """Return what changes when a run's folder is made anew: its number, and when it was born. Raises OSError.
+
+    A number alone is no proof: ext4 gives that of a folder which was deleted to the next one that is made.
+    """
     status = os.stat(path)  # noqa: PTH116 - a string
-    return f"{status.st_dev}:{status.st_ino}"
+    born = disk.born_ns(path)
+    return f"{status.st_dev}:{status.st_ino}" + ("" if born is None else f":{born}")
+
+
+def is_same(key: str, other: str) -> bool:
+    """Tell whether two keys are of one folder; where a file system told no birth, the numbers decide."""
+    return all(mine == theirs for mine, theirs in zip(key.split(":"), other.split(":"), strict=False))
 
 
 def _digest(*words: str) -> str:

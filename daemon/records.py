@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from weighbridge.adapters import run_identity
 from weighbridge.daemon.migrations import schema
 from weighbridge.registry import types
 from weighbridge.registry.catalog import Catalog
@@ -38,7 +39,7 @@ class Records:
         """Return the identity of a run, made by `make()` when it is new or was made anew."""
         with self.transaction():
             row = self._catalog.link.execute("SELECT id, key FROM runs WHERE path = ?", (path,)).fetchone()
-            if row and row[1] == key:
+            if row and run_identity.is_same(row[1], key):
                 return str(row[0])
             fresh = str(make())
             self._db.table("runs").upsert({"path": path, "id": fresh, "key": key, "first_seen": time.time()}, pk="path")

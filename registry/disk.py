@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +31,10 @@ _KEEP_SIZE: Final = 1
 """FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 _BEGIN_WRITING: Final = 2
 """SYNC_FILE_RANGE_WRITE of sync_file_range(2)."""
+_HERE: Final = -100
+"""AT_FDCWD of statx(2)."""
+_BIRTH: Final = 0x800
+"""STATX_BTIME of statx(2)."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 _LATER: Final = frozenset({errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.ETIMEDOUT})
@@ -194,6 +199,19 @@ def _pass(
             if limit is not None and total > limit:
                 break
     return total, digest.hexdigest()
+
+
+def born_ns(path: str | os.PathLike[str]) -> int | None:
+    """Return when a file or folder was made, in nanoseconds since 1970; None where the file system does not tell.
+
+    By statx(2), which Python lacks: the mask comes first, the time of birth 80 bytes on. Raises nothing.
+    """
+    call = _system_call("statx")
+    found = ctypes.create_string_buffer(256)
+    if call is None or call(_HERE, os.fsencode(path), 0, _BIRTH, found) != 0:
+        return None
+    mask, seconds, nanoseconds = struct.unpack_from("=I76xqI", found)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds) if mask & _BIRTH else None
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:

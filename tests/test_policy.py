@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from weighbridge.adapters import run_identity
 from weighbridge.adapters.run_place import same_place
 from weighbridge.config.settings import GB, WatchRule
 from weighbridge.daemon.policy import Item, Later, Publish, Skip, averages, decide, fill, named
+from weighbridge.registry import disk
 from weighbridge.registry.refs import NAME_MAX, SUFFIX_ROOM, name_fault
 
 ROOT = "/runs"
@@ -195,6 +197,47 @@ def test_hosts_that_share_a_file_system_agree_on_a_place(tmp_path: Path, monkeyp
     monkeypatch.setattr(run_identity, "machine", lambda: "another")
     assert run_identity.place(f"{tmp_path}/run", table) == shared
     assert run_identity.place(f"{tmp_path}/run", "") != local
+
+
+def test_a_folder_made_anew_is_told_from_the_one_before(tmp_path: Path) -> None:
+    """Also where the file system gives it the number of the one that was deleted, as ext4 does."""
+    run = tmp_path / "run"
+    keys = []
+    for _ in range(20):
+        run.mkdir()
+        keys.append(run_identity.key(str(run)))
+        (run / "checkpoint-1").mkdir()
+        assert run_identity.is_same(keys[-1], run_identity.key(str(run)))  # what comes into it changes nothing
+        run.rename(tmp_path / "moved")
+        (tmp_path / "moved").rename(run)
+        assert run_identity.is_same(keys[-1], run_identity.key(str(run)))
+        shutil.rmtree(run)
+    assert len(set(keys)) == 20
+    assert not any(run_identity.is_same(one, other) for at, one in enumerate(keys) for other in keys[:at])
+
+
+def test_without_a_time_of_birth_the_number_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that tells none, or told none when the run was first seen, makes no run another one."""
+    known = run_identity.key(str(tmp_path))
+    monkeypatch.setattr(disk, "born_ns", lambda _: None)
+    bare = run_identity.key(str(tmp_path))
+    assert bare != known
+    assert run_identity.is_same(bare, known)
+    assert run_identity.is_same(known, bare)
+    assert not run_identity.is_same(bare, run_identity.key(str(tmp_path.parent)))
+
+
+def test_a_birth_is_when_the_folder_was_made(tmp_path: Path) -> None:
+    """To the second, whatever is written later; what is not there has none."""
+    before = time.time()
+    run = tmp_path / "run"
+    run.mkdir()
+    born = disk.born_ns(run)
+    assert born is not None
+    assert before - 2 < born / 1e9 < time.time() + 2
+    os.utime(run, (0, 0))
+    assert disk.born_ns(run) == born
+    assert disk.born_ns(tmp_path / "none") is None
 
 
 def test_identities_that_people_choose_must_be_equal() -> None:
