@@ -25,14 +25,12 @@ def stage(
     mode, nonce = settings.staging, secrets.token_hex(16)
     place: Path | None = None
     own = always = False
-    part = 0
     if mode != "direct":
         try:
             opened = homes.get(home)
             opened.confirm()
             always = opened.remote.properties.commits
             place = opened.remote.stage(name, nonce)
-            part = opened.remote.properties.part
         except errors.WeighbridgeError as error:
             if not keeps_out(error):
                 raise
@@ -48,6 +46,8 @@ def stage(
                         fix="raise [daemon] staging_max, or wait until what is in it is published",
                     )
                 place = None
+    known = homes.known(home)
+    part = 0 if known is None else known.remote.properties.part
     chosen: staging.Mode = "auto" if mode == "auto" else "reflink" if mode == "reflink" else "copy"
     reserve = settings.disk_reserve
     if place is not None:

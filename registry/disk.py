@@ -8,7 +8,6 @@ import ctypes
 import errno
 import functools
 import hashlib
-import itertools
 import os
 import stat
 import struct
@@ -172,12 +171,12 @@ def _pass(
     source: int, target: int | None, limit: int | None, progress: Progress | None, see: See | None
 ) -> tuple[int, str]:
     digest = hashlib.sha256()
-    stores = bytearray(CHUNK), bytearray(CHUNK)
+    store, spare = bytearray(CHUNK), bytearray()
     hashing: Future[None] | None = None
     total = 0
     os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     with ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:  # it has no thread before it is given work
-        for store in itertools.cycle(stores):
+        while True:
             count = os.readv(source, [store])
             if hashing is not None:
                 hashing.result()  # of the buffer that is filled next
@@ -185,6 +184,7 @@ def _pass(
                 break
             chunk = memoryview(store)[:count]
             if count == CHUNK:
+                spare = spare or bytearray(CHUNK)  # two large ones at once cost more to get than a small file to hash
                 hashing = pool.submit(digest.update, chunk)
             else:  # most files are smaller than a buffer, and no file ends in more than one
                 hashing = None
@@ -198,6 +198,8 @@ def _pass(
                 progress(count)
             if limit is not None and total > limit:
                 break
+            if hashing is not None:
+                store, spare = spare, store
     return total, digest.hexdigest()
 
 

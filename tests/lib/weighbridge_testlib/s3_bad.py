@@ -66,15 +66,12 @@ class World:
         return {"url": f"s3://{self.server.bucket}/bad", "endpoint": self.server.endpoint} | keys
 
     def bucket(self) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        """Return what lies in the bucket, each object with its ETag, and each unfinished upload with its id.
-
-        The server is shared: what others have left in it is there before a case and after.
-        """
+        """Return what lies in the bucket, by whomever: objects with their ETags, unfinished uploads with their ids."""
         client = self._client
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.server.bucket)
         found = {(entry["Key"], entry["ETag"]) for page in pages for entry in page.get("Contents", ())}
-        uploads = client.list_multipart_uploads(Bucket=self.server.bucket).get("Uploads", ())
-        return found, {(upload["Key"], upload["UploadId"]) for upload in uploads}
+        begun = client.list_multipart_uploads(Bucket=self.server.bucket).get("Uploads", ())
+        return found, {(upload["Key"], upload["UploadId"]) for upload in begun}
 
     def once(self, key: Any, make: Callable[[], str]) -> str:
         """Return the address that `make` gave for this key before, else that it gives now."""
