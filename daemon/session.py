@@ -166,6 +166,7 @@ class Session:
             self._ear.start()
         self._owe_mirrors()
         self.upkeep.sweep_own()
+        self.upkeep.hold()
         self.merging.sweep()
         self.workers.start()
         self.merging.start()
@@ -242,6 +243,7 @@ class Session:
             turns |= {
                 "feed": (60.0, self.upkeep.sync),
                 "verify": (3600.0, self.upkeep.verify),
+                "hold": (3600.0, self.upkeep.hold),
                 "sweep": (86_400.0, self.upkeep.sweep),
                 "merges": (86_400.0, self.merging.sweep),
                 "status": (30.0, self._export),

@@ -100,9 +100,7 @@ class Upkeep:
     def sweep(self) -> None:
         """Remove what dead publishers left: our own stages nobody refers to, theirs by age, claims by the rule."""
         self.sweep_own()
-        for place in self._needed():
-            with suppress(OSError):
-                os.utime(place)  # what a job of ours waits with is no leftover, however long its remote was away
+        self.hold()
         for name in sorted(self._homes.health):
             if name in self._names or self._homes.known(name) is not None:  # mirrors that get deliveries are open
                 self._sweep(name)
@@ -122,6 +120,12 @@ class Upkeep:
                 ref = f"{open_}@v{n}"
                 why = f"all its files lie there: registry verify {ref} --mend publishes it"
                 _log.warning("a number was never finished", extra={"ref": ref, "why": why})
+
+    def hold(self) -> None:
+        """Touch the stages that jobs of ours wait with: they are no leftovers, however long a job waits."""
+        for place in self._needed():
+            with suppress(OSError):
+                os.utime(place)
 
     def sweep_own(self) -> None:
         """Remove stages in our own folder that no job refers to."""

@@ -36,7 +36,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
         desk.shelf.claim(NAME, step=n)
         age(desk.root / layout.claim(NAME, n), days)
     desk.remote.create(layout.version(NAME, 2, "adapter_config.json"), b"{}")
-    for nonce, days in (("dead", 3.0), ("resting", 0.5)):
+    for nonce, days in (("dead", 3.0), ("resting", 1.5)):
         stage = desk.root / f"models/{NAME}/_wb/stage/{nonce}"
         stage.mkdir(parents=True)
         (stage / "adapter_model.safetensors").write_bytes(b"x" * 1000)
@@ -67,7 +67,7 @@ def test_a_team_without_a_daemon_sweeps_by_hand(desk: Desk) -> None:
     }
     told = conforms(desk.ok("sweep", "--json").json, "sweep")
     assert (told["staged"], told["voided"], told["cleared"]) == (0, [], 0)
-    assert conforms(desk.ok("sweep", "--older-than", "6h", "--json").json, "sweep")["staged"] == 1
+    assert conforms(desk.ok("sweep", "--older-than", "1d", "--json").json, "sweep")["staged"] == 1
     assert desk.ok("verify", f"{NAME}@v1").code == 0
 
 
@@ -93,9 +93,9 @@ def test_a_version_that_lost_its_decision_is_never_swept(desk: Desk) -> None:
 
 
 def test_what_may_be_under_way_is_not_swept(desk: Desk) -> None:
-    """Less than an hour is refused, as is what is no span."""
+    """Less than a day is refused, as is what is no span: a daemon holds what it touched an hour ago, or yesterday."""
     before = keys(desk)
-    for span, words in (("10m", "may be at work"), ("soon", "is not a time")):
+    for span, words in (("12h", "still needs what it staged"), ("soon", "is not a time")):
         said = desk.registry("sweep", "--older-than", span)
         assert (said.code, words in said.err) == (2, True)
     assert keys(desk) == before

@@ -16,6 +16,7 @@ from weighbridge.registry.errors import UnreachableError
 from weighbridge.registry.flow import verify
 from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.hashing import sha256_bytes
+from weighbridge.registry.remotes.directory import open_directory
 from weighbridge.registry.remotes.protocol import Chunk, Properties, Remote, Stat
 from weighbridge.registry.remotes.wrappers import Wrapper
 from weighbridge_testlib.bench import Bench, with_mirror
@@ -141,6 +142,10 @@ def test_a_stage_that_a_job_waits_with_is_never_swept(bench: Bench) -> None:
     long_ago = time.time() - 30 * 86_400
     for path in (*stage.rglob("*"), ours):
         os.utime(path, (long_ago, long_ago))
+    keeper(bench).hold()
+    assert open_directory(str(bench.place / "remote")).sweep(86_400.0) == 1  # by somebody else, by hand
+    assert [path.name for path in stage.iterdir()] == [ours.name]
+    os.utime(ours, (long_ago, long_ago))
     keeper(bench).sweep()
     assert [path.name for path in stage.iterdir()] == [ours.name]
     for path in folder.iterdir():

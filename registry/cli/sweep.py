@@ -16,12 +16,12 @@ from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.refs import shown
 
 SCHEMA: Final = "weighbridge/sweep/1"
-LEAST: Final = 3600.0
-"""Seconds: what is younger may be under way, as a part of an upload changes nothing for minutes."""
+LEAST: Final = 86_400.0
+"""Seconds: what is younger may be held by a daemon, which touches it each hour and may be down for a night."""
 
 
 @click.command("sweep")
-@click.option("--older-than", metavar="SPAN", help="How long nothing changed in a copy, such as 12h [default: 2d].")
+@click.option("--older-than", metavar="SPAN", help="How long nothing changed in a copy, such as 7d [default: 2d].")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed and given up.")
 @options.remote
 @options.config
@@ -71,12 +71,12 @@ def _age(text: str | None) -> float:
     try:
         age = duration(text)
     except Fault as fault:
-        raise UsageError(f"--older-than: {fault.message}", fix=fault.fix or "write 12h or 2d") from fault
+        raise UsageError(f"--older-than: {fault.message}", fix=fault.fix or "write 1d or 7d") from fault
     if age < LEAST:
         raise UsageError(
             f"--older-than {shown(text)} is too short",
-            why="a publisher may be at work with what changed less than an hour ago",
-            fix="--older-than 1h",
+            why="a daemon that is down for a night still needs what it staged, and its source may be gone",
+            fix="--older-than 1d",
         )
     return age
 
