@@ -1,6 +1,7 @@
 """`registry cast`: another precision on the streaming engine, rounded once, proven, published with its lineage."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,23 @@ def test_a_result_never_lies_in_its_source(desk: Desk, place: str) -> None:
     assert said.code == 2
     assert "remove" not in said.err
     assert sorted(desk.folder.rglob("*")) == before
+
+
+def test_what_may_not_be_published_is_told_before_the_work_also_where_a_folder_is_wanted(desk: Desk) -> None:
+    """With --to and --name a withdrawal refuses the cast of a folder or a version before a file is written or fetched.
+
+    What is only there already does not end it: the folder is made.
+    """
+    desk.ok("push", "model", "--name", "m")
+    for model in ("model", "m@v1"):
+        words = ("cast", model, "--dtype", "fp32", "--name", "c", "--to", "out")
+        ref = desk.ok("cast", model, "--dtype", "fp32", "--name", "c", "--again").out.strip()
+        assert (desk.ok(*words).out.strip(), (desk.folder / "out" / casting.RECORD).is_file()) == (ref, True)
+        shutil.rmtree(desk.folder / "out")
+        desk.ok("withdraw", ref, "--reason", "wrong data")
+        said = desk.registry(*words)
+        assert (said.code, "registry cast ... --again" in said.err) == (7, True), said.err
+        assert [*desk.folder.glob("*out*"), *(desk.cache / "merge").glob("*")] == []
 
 
 @pytest.mark.parametrize(("option", "word"), [("--name", "Bad Name"), ("--remote", "nope"), ("--keep-fp32", "norms")])

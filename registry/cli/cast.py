@@ -90,12 +90,10 @@ def cast(
         def key_of(parent: Parent) -> str:
             return recast.derivation(parent.content, dtype, keep)
 
-        if (
-            goal is not None
-            and target is None
-            and away is not None
-            and _is_there(goal, lambda: key_of(away), begun, out)
-        ):
+        def ended(parent_of: Callable[[], Parent]) -> bool:
+            return goal is not None and _is_there(goal, lambda: key_of(parent_of()), target, begun, out)
+
+        if away is not None and ended(lambda: away):
             return None
         side = sides.fetched(found, scratch, remote, config, out)
         sides.apart(target, side)
@@ -103,14 +101,10 @@ def cast(
         if dry_run:
             _show(seen, dtype, out)
             return EXIT[seen.outcome]
+        staging.allowed(seen)  # before anything is hashed
         place = target if target is not None else sides.result(scratch(), seen, casting.RECORD)
         parent_of = cache(partial(_parent, away, seen))
-        if (
-            goal is not None
-            and target is None
-            and away is None
-            and _is_there(goal, lambda: key_of(parent_of()), begun, out)
-        ):
+        if away is None and ended(parent_of):
             return None
         with sides.stoppable(place, out), following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
@@ -128,12 +122,16 @@ def _parent(away: Parent | None, seen: Look) -> Parent:
     return away or Parent(ref=seen.base.base.id or seen.base.artifact, content=content_of(seen.base))
 
 
-def _is_there(goal: Goal, key: Callable[[], str], begun: float, out: Output) -> bool:
-    """Return whether the same cast was published before, and say so."""
+def _is_there(goal: Goal, key: Callable[[], str], target: Path | None, begun: float, out: Output) -> bool:
+    """Return whether nothing is left to do, and say so: the same cast was published before, and no folder is wanted.
+
+    Raises what stands against publishing it, also where a folder is wanted: better before the work than after.
+    """
     there = sides.made_before(goal, key, out)
-    if there is not None:
-        sides.say_there(there, {"schema": SCHEMA}, time.monotonic() - begun, out)
-    return there is not None
+    if there is None or target is not None:
+        return False
+    sides.say_there(there, {"schema": SCHEMA}, time.monotonic() - begun, out)
+    return True
 
 
 def _publish(done: Merged, seen: Look, side: Side, parent: Parent, key: str, *, goal: Goal, out: Output) -> Receipt:

@@ -116,9 +116,9 @@ def merge(
             check_name(wanted or "", room=SUFFIX_ROOM)
             chosen = context.choose_remote(context.settings(config), remote)
         known = None
-        if chosen is not None and target is None:
+        if chosen is not None:
             known = _known(over, below, dtype, wanted=wanted or "", chosen=chosen, again=again)
-            if known is not None and _is_there(known.goal, lambda: known.key, begun, out, behaviour=behaviour):
+            if known is not None and _is_there(known.goal, lambda: known.key, target, begun, out, behaviour=behaviour):
                 return None
         found = [sides.fetched(one, scratch, remote, config, out) for one in over]
         under = sides.fetched(below, scratch, remote, config, out)
@@ -131,11 +131,12 @@ def merge(
         unsure = identity.told(seen.facts.get("base_identity"), seen.findings) == identity.UNKNOWN
         if unsure and seen.planned is not None and not out.as_json:
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
+        staging.allowed(seen)  # before anything is hashed
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
         order_of = cache(partial(_order, seen, found, under, wanted=wanted or "", chosen=chosen, again=again))
-        if chosen is not None and target is None and known is None:
+        if chosen is not None and known is None:
             goal = Goal(papers.merged_name(wanted or "", _written(seen)), "merge", chosen, again)
-            if _is_there(goal, lambda: order_of().key, begun, out, behaviour=behaviour):
+            if _is_there(goal, lambda: order_of().key, target, begun, out, behaviour=behaviour):
                 return None
         if not out.as_json and start.standing(seen, place) is None:
             _ahead(seen, behaviour=behaviour, out=out)
@@ -217,10 +218,16 @@ def _ordered(
     return _Order(Goal(papers.merged_name(wanted, dtype), "merge", chosen, again), adapters, base, dtype)
 
 
-def _is_there(goal: Goal, key: Callable[[], str], begun: float, out: Output, *, behaviour: bool) -> bool:
-    """Return whether the same merge was published before, and compared where that is asked for; and say so."""
+def _is_there(
+    goal: Goal, key: Callable[[], str], target: Path | None, begun: float, out: Output, *, behaviour: bool
+) -> bool:
+    """Return whether nothing is left to do, and say so: the same merge was published before, and no folder is wanted.
+
+    It counts as the same where it was compared, if that is asked for. Raises what stands against publishing it, also
+    where a folder is wanted: better before the work than after.
+    """
     there = sides.made_before(goal, key, out)
-    if there is None or (behaviour and there.facts.get("behaviour") is None):
+    if there is None or target is not None or (behaviour and there.facts.get("behaviour") is None):
         return False
     sides.say_there(there, {"schema": SCHEMA, "artifact": ARTIFACT}, time.monotonic() - begun, out)
     return True
