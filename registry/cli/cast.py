@@ -60,8 +60,9 @@ def cast(
 
     With --to the result is a folder that appears whole or not at all; without it, or with --name, it is published as
     NAME-DTYPE with its lineage. Every element is rounded once, to nearest; one that the precision cannot hold refuses
-    the cast with the names of its tensors. A cast that was killed goes on where it was. With --dry-run only headers are
-    read; it ends 0 when the cast can be made, 5 when it is refused, 8 when the folder is not finished.
+    the cast with the names of its tensors. A cast that was killed goes on where it was. With --dry-run nothing is
+    written; of a large model only headers are read, a published version is fetched for it and removed again. It ends 0
+    when the cast can be made, 5 when it is refused, 8 when the folder is not finished.
     """
     begun = time.monotonic()
     if target is not None:

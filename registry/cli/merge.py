@@ -90,8 +90,10 @@ def merge(
 
     With --to the result is a folder that appears whole or not at all; without it, or with --name, it is published as
     NAME-merged-DTYPE with its lineage. The weights are streamed: memory does not grow with the model, a merge that was
-    killed goes on where it was, and every written file is read again and proven. With --dry-run only headers are read;
-    it ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not finished.
+    killed goes on where it was, and every written file is read again and proven. With --dry-run nothing is written; of
+    the weights headers, the adapter and parts of the base are read, published versions are fetched for it and removed
+    again. It ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not
+    finished.
     """
     begun = time.monotonic()
     if target is not None:
