@@ -11,6 +11,7 @@ import pytest
 
 from weighbridge.adapters.merge import block, casting, job, proof
 from weighbridge.registry import errors
+from weighbridge.registry.flow import recast
 from weighbridge.registry.manifest import parse
 from weighbridge_testlib import builders, merging, packing
 from weighbridge_testlib.desk import Desk, conforms
@@ -204,6 +205,15 @@ def test_what_cannot_be_published_is_told_before_the_work(desk: Desk, option: st
     said = desk.registry("cast", "m@v1", "--dtype", "fp32", "--to", "out", "--name", "m", option, word)
     assert said.code == 2
     assert not (desk.folder / "out").exists()
+
+
+def test_only_the_same_cast_is_found_again() -> None:
+    """Its original, the precision and the classes that get fp32, in any order, are what a cast is made of."""
+    keep = ["norm", "embed"]
+    asked = [("one", "fp16", []), ("two", "fp16", []), ("one", "bf16", []), ("one", "fp16", keep[:1])]
+    keys = [recast.derivation(*one) for one in (*asked, ("one", "fp16", keep))]
+    assert len(set(keys)) == len(keys)
+    assert recast.derivation("one", "fp16", keep[::-1]) == keys[-1]
 
 
 def test_a_cast_that_was_cut_goes_on_with_what_was_finished(tmp_path: Path) -> None:

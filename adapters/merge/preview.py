@@ -78,6 +78,8 @@ class Look(NamedTuple):
     """The version of the registry that the base is, where it was fetched as one."""
     weights: tuple[Weights, ...] = ()
     """The weights file of each adapter, where the merge can be planned."""
+    precision: str = ""
+    """What tells its precisions from those of other merges of the same parents, where it can be planned."""
     what: str = "merge"
     """What its refusal calls it."""
 
@@ -191,7 +193,8 @@ def _planned(
     if weigh and not any(f.severity == "block" for f in found):
         found += _lost(model, planned, dtype, facts)
     seen = _answer(parts, judged, facts, found, planned=planned, made=made)
-    return seen._replace(weights=tuple(taken.values()))
+    precision = plans.precision(model, dtype, planned.plan.dtype)
+    return seen._replace(weights=tuple(taken.values()), precision=precision)
 
 
 def _answer(

@@ -166,6 +166,7 @@ class _Order(NamedTuple):
     adapters: list[Parent]
     base: Parent
     dtype: str
+    """As in `Look.precision`."""
 
     @property
     def key(self) -> str:
@@ -203,7 +204,8 @@ def _order(
     if beneath is None:
         content = papers.content_of(seen.base)
         beneath = Parent(ref=content, content=content)
-    return _ordered(adapters, beneath, _written(seen), wanted, chosen, again=again)
+    order = _ordered(adapters, beneath, _written(seen), wanted, chosen, again=again)
+    return order._replace(dtype=seen.precision)
 
 
 def _written(seen: Look) -> str:
