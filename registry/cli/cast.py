@@ -21,7 +21,7 @@ from weighbridge.registry.cli.progress import following
 from weighbridge.registry.cli.sides import Away, Goal, Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import recast
-from weighbridge.registry.flow.merged import Parent, content_of
+from weighbridge.registry.flow.merged import Parent
 from weighbridge.registry.flow.rules import rules
 from weighbridge.registry.types import Receipt
 
@@ -104,7 +104,7 @@ def cast(
             return EXIT[seen.outcome]
         staging.allowed(seen)  # before anything is hashed
         place = target if target is not None else sides.result(scratch(), seen, casting.RECORD)
-        parent_of = cache(partial(_parent, away, seen))
+        parent_of = cache(partial(_parent, away, seen, out))
         if away is None and ended(parent_of):
             return None
         with sides.stoppable(place, out), following(out) as follower:
@@ -117,10 +117,10 @@ def cast(
     return None
 
 
-def _parent(away: Parent | None, seen: Look) -> Parent:
+def _parent(away: Parent | None, seen: Look, out: Output) -> Parent:
     """Return the side of a cast that can be made: the version that was fetched, or a folder, which is hashed."""
     assert seen.base is not None
-    return away or Parent(ref=seen.base.base.id or seen.base.artifact, content=content_of(seen.base))
+    return away or Parent(ref=seen.base.base.id or seen.base.artifact, content=sides.content(seen.base, out))
 
 
 def _is_there(goal: Goal, key: Callable[[], str], target: Path | None, begun: float, out: Output) -> bool:

@@ -135,7 +135,7 @@ def merge(
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
         staging.allowed(seen)  # before anything is hashed
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
-        order_of = cache(partial(_order, seen, found, under, wanted=wanted or "", chosen=chosen, again=again))
+        order_of = cache(partial(_order, seen, found, under, out, wanted=wanted or "", chosen=chosen, again=again))
         if chosen is not None and known is None:
             goal = Goal(papers.merged_name(wanted or "", _written(seen)), "merge", chosen, again)
             if _is_there(goal, lambda: order_of().key, target, begun, out, behaviour=behaviour):
@@ -191,18 +191,18 @@ def _known(
 
 
 def _order(
-    seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings | None, again: bool
+    seen: Look, found: list[Side], under: Side, out: Output, *, wanted: str, chosen: RemoteSettings | None, again: bool
 ) -> _Order:
     """Return how the result of a merge that can be made is published; folders are hashed for it."""
     assert seen.base is not None
     assert chosen is not None
     adapters = [
-        side.parent or Parent(ref=one.artifact, content=papers.content_of(one))
+        side.parent or Parent(ref=one.artifact, content=sides.content(one, out))
         for side, one in zip(found, seen.adapters, strict=True)
     ]
     beneath = under.parent
     if beneath is None:
-        content = papers.content_of(seen.base)
+        content = sides.content(seen.base, out)
         beneath = Parent(ref=content, content=content)
     order = _ordered(adapters, beneath, _written(seen), wanted, chosen, again=again)
     return order._replace(dtype=seen.precision)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import license  # noqa: A004 - the module is about licences
+from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged, make_way
 from weighbridge.config.nearest import nearest
@@ -16,7 +17,7 @@ from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk
 from weighbridge.registry.cli import context, fresh, paths
 from weighbridge.registry.cli.inspect import plain
-from weighbridge.registry.cli.output import Output
+from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import (
     IntegrityError,
@@ -30,7 +31,7 @@ from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admission import Admission
-from weighbridge.registry.flow.merged import Parent
+from weighbridge.registry.flow.merged import Parent, content_of
 from weighbridge.registry.flow.publish import prepare, publish, standing
 from weighbridge.registry.flow.pull import checked_manifest, pull
 from weighbridge.registry.flow.resolve import Resolved
@@ -44,6 +45,9 @@ from weighbridge.registry.types import Facts, Models, Receipt
 KEPT: Final = 2 * 86_400.0
 """Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
 
+
+SILENT: Final = 1 << 30
+"""Bytes up to which a folder is hashed without a word."""
 
 RESULT: Final = "result"
 
@@ -243,6 +247,18 @@ def asking(chosen: RemoteSettings) -> Iterator[Models | None]:
         yield hub.model if hub is not None else None
     finally:
         opened.close()
+
+
+def content(artifact: Artifact, out: Output) -> str:
+    """Return the content digest of what a folder holds; of a large one it is said that this takes a while.
+
+    Raises OSError.
+    """
+    if artifact.size >= SILENT and not out.as_json:
+        out.talk(
+            f"{size(artifact.size)} of {artifact.root} are hashed: what a version is made of is known by its content"
+        )
+    return content_of(artifact)
 
 
 class Goal(NamedTuple):
