@@ -1,6 +1,7 @@
 """`registry cast`: another precision on the streaming engine, rounded once, proven, published with its lineage."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from weighbridge.adapters.merge import block, casting, job, proof
 from weighbridge.registry import errors
 from weighbridge.registry.flow import recast
-from weighbridge.registry.manifest import parse
+from weighbridge.registry.layout import MARKER
+from weighbridge.registry.manifest import canonical, parse
 from weighbridge_testlib import builders, merging, packing
 from weighbridge_testlib.desk import Desk, conforms
 
@@ -214,6 +216,25 @@ def test_only_the_same_cast_is_found_again() -> None:
     keys = [recast.derivation(*one) for one in (*asked, ("one", "fp16", keep))]
     assert len(set(keys)) == len(keys)
     assert recast.derivation("one", "fp16", keep[::-1]) == keys[-1]
+
+
+def test_a_remote_that_takes_no_writes_is_told_before_the_work(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that may not be written, or a registry of one other writer, costs no cast; what is there is found."""
+    words = ("cast", "model", "--dtype", "fp32", "--name")
+    desk.ok(*words, "there")
+    marker, access = desk.root / MARKER, os.access
+    shared = marker.read_bytes()
+    marker.chmod(0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(desk.root) and access(path, mode))
+        closed = desk.registry(*words, "new", "--to", "out")
+        assert "it is there already" in desk.ok(*words, "there").err
+    marker.write_bytes(canonical(json.loads(shared) | {"mode": "single-writer", "writer": "another"}))
+    theirs = [desk.registry(*words, name, "--to", "out") for name in ("new", "there")]
+    assert "it is there already" in desk.ok(*words, "there").err
+    assert (closed.code, "cannot be written" in closed.err) == (errors.DeniedError.exit_code, True)
+    assert [(one.code, "it is another" in one.err) for one in theirs] == [(7, True)] * 2
+    assert [*desk.folder.glob("*out*"), *(desk.root / "models").glob("new*")] == []
 
 
 def test_a_cast_that_was_cut_goes_on_with_what_was_finished(tmp_path: Path) -> None:

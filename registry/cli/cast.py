@@ -128,11 +128,10 @@ def _is_there(goal: Goal, key: Callable[[], str], target: Path | None, begun: fl
 
     Raises what stands against publishing it, also where a folder is wanted: better before the work than after.
     """
-    there = sides.made_before(goal, key, out)
-    if there is None or target is not None:
-        return False
-    sides.say_there(there, {"schema": SCHEMA}, time.monotonic() - begun, out)
-    return True
+    there = sides.made_before(goal, key, target, out)
+    if there is not None:
+        sides.say_there(there, {"schema": SCHEMA}, time.monotonic() - begun, out)
+    return there is not None
 
 
 def _publish(done: Merged, seen: Look, side: Side, parent: Parent, key: str, *, goal: Goal, out: Output) -> Receipt:

@@ -230,8 +230,8 @@ def _is_there(
     It counts as the same where it was compared, if that is asked for. Raises what stands against publishing it, also
     where a folder is wanted: better before the work than after.
     """
-    there = sides.made_before(goal, key, out)
-    if there is None or target is not None or (behaviour and there.facts.get("behaviour") is None):
+    there = sides.made_before(goal, key, target, out)
+    if there is None or (behaviour and there.facts.get("behaviour") is None):
         return False
     sides.say_there(there, {"schema": SCHEMA, "artifact": ARTIFACT}, time.monotonic() - begun, out)
     return True
