@@ -1,6 +1,8 @@
 """`registry cast`: another precision on the streaming engine, rounded once, proven, published with its lineage."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 
 from weighbridge.adapters.merge import block, casting, job, proof
 from weighbridge.registry import errors
-from weighbridge.registry.manifest import parse
+from weighbridge.registry.flow import recast
+from weighbridge.registry.layout import MARKER
+from weighbridge.registry.manifest import canonical, parse
 from weighbridge_testlib import builders, merging, packing
 from weighbridge_testlib.desk import Desk, conforms
 
@@ -178,6 +182,23 @@ def test_a_result_never_lies_in_its_source(desk: Desk, place: str) -> None:
     assert sorted(desk.folder.rglob("*")) == before
 
 
+def test_what_may_not_be_published_is_told_before_the_work_also_where_a_folder_is_wanted(desk: Desk) -> None:
+    """With --to and --name a withdrawal refuses the cast of a folder or a version before a file is written or fetched.
+
+    What is only there already does not end it: the folder is made.
+    """
+    desk.ok("push", "model", "--name", "m")
+    for model in ("model", "m@v1"):
+        words = ("cast", model, "--dtype", "fp32", "--name", "c", "--to", "out")
+        ref = desk.ok("cast", model, "--dtype", "fp32", "--name", "c", "--again").out.strip()
+        assert (desk.ok(*words).out.strip(), (desk.folder / "out" / casting.RECORD).is_file()) == (ref, True)
+        shutil.rmtree(desk.folder / "out")
+        desk.ok("withdraw", ref, "--reason", "wrong data")
+        said = desk.registry(*words)
+        assert (said.code, "registry cast ... --again" in said.err) == (7, True), said.err
+        assert [*desk.folder.glob("*out*"), *(desk.cache / "merge").glob("*")] == []
+
+
 @pytest.mark.parametrize(("option", "word"), [("--name", "Bad Name"), ("--remote", "nope"), ("--keep-fp32", "norms")])
 def test_what_cannot_be_published_is_told_before_the_work(desk: Desk, option: str, word: str) -> None:
     """A name or a class of layers that is none, or a remote that is not there, costs no cast and fetches nothing."""
@@ -186,6 +207,34 @@ def test_what_cannot_be_published_is_told_before_the_work(desk: Desk, option: st
     said = desk.registry("cast", "m@v1", "--dtype", "fp32", "--to", "out", "--name", "m", option, word)
     assert said.code == 2
     assert not (desk.folder / "out").exists()
+
+
+def test_only_the_same_cast_is_found_again() -> None:
+    """Its original, the precision and the classes that get fp32, in any order, are what a cast is made of."""
+    keep = ["norm", "embed"]
+    asked = [("one", "fp16", []), ("two", "fp16", []), ("one", "bf16", []), ("one", "fp16", keep[:1])]
+    keys = [recast.derivation(*one) for one in (*asked, ("one", "fp16", keep))]
+    assert len(set(keys)) == len(keys)
+    assert recast.derivation("one", "fp16", keep[::-1]) == keys[-1]
+
+
+def test_a_remote_that_takes_no_writes_is_told_before_the_work(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that may not be written, or a registry of one other writer, costs no cast; what is there is found."""
+    words = ("cast", "model", "--dtype", "fp32", "--name")
+    desk.ok(*words, "there")
+    marker, access = desk.root / MARKER, os.access
+    shared = marker.read_bytes()
+    marker.chmod(0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(desk.root) and access(path, mode))
+        closed = desk.registry(*words, "new", "--to", "out")
+        assert "it is there already" in desk.ok(*words, "there").err
+    marker.write_bytes(canonical(json.loads(shared) | {"mode": "single-writer", "writer": "another"}))
+    theirs = [desk.registry(*words, name, "--to", "out") for name in ("new", "there")]
+    assert "it is there already" in desk.ok(*words, "there").err
+    assert (closed.code, "cannot be written" in closed.err) == (errors.DeniedError.exit_code, True)
+    assert [(one.code, "it is another" in one.err) for one in theirs] == [(7, True)] * 2
+    assert [*desk.folder.glob("*out*"), *(desk.root / "models").glob("new*")] == []
 
 
 def test_a_cast_that_was_cut_goes_on_with_what_was_finished(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from weighbridge.adapters.merge import identity
+from weighbridge.adapters.merge.base import source
 from weighbridge.adapters.merge.preview import look
 from weighbridge.daemon import bases
 from weighbridge.registry import errors
@@ -138,11 +139,12 @@ def test_a_recorded_content_proves_the_revision_beside_it(tmp_path: Path, record
 def test_the_record_of_a_merge_takes_no_memory_for_the_adapter(tmp_path: Path) -> None:
     """The digest of an adapter's weights in merge.json is that of the file, which is never in memory as a whole."""
     size = 64 << 20
-    with (tmp_path / "adapter_model.safetensors").open("wb") as stream:
+    file = tmp_path / "adapter_model.safetensors"
+    with file.open("wb") as stream:
         stream.truncate(size)
     tracemalloc.start()
     try:
-        digest = identity.weights_digest(tmp_path)
+        digest = identity.hashed(identity.Weights(source(file))).sha256
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

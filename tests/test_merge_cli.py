@@ -182,6 +182,8 @@ def test_a_merge_that_was_lost_or_withdrawn_is_no_merge_that_is_there(desk: Desk
     desk.ok("withdraw", ref, "--reason", "wrong data")
     said = desk.registry(*words)
     assert (said.code, "registry merge ... --again" in said.err, "tensors copied" in said.err) == (7, True, False)
+    said = desk.registry(*words, "--to", "out")  # a folder is wanted as well, and is not made in vain
+    assert (said.code, list(desk.folder.glob("*out*"))) == (7, [])
     assert desk.ok(*words, "--again").out == "sft-merged-bf16@v2\n"
     assert list((desk.cache / "merge").iterdir()) == []
 

@@ -9,6 +9,7 @@ from weighbridge.adapters.merge import casting, preview, staging, start
 from weighbridge.adapters.merge.bundle import Folder
 from weighbridge.adapters.reading import table_at
 from weighbridge.registry import errors
+from weighbridge.registry.cli import sides
 from weighbridge_testlib import builders
 from weighbridge_testlib.desk import Desk
 
@@ -150,6 +151,16 @@ def test_what_takes_long_is_announced(desk: Desk) -> None:
     assert "are run to compare" in desk.registry(*words, "--behaviour").err
     for more in ((), ("--behaviour", "--json"), ("--behaviour", "-q")):
         assert "are run to compare" not in desk.registry(*words, *more).err
+
+
+def test_a_folder_that_takes_long_to_hash_is_announced(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large folder is named before it is hashed for publication, and only once; small ones, and programs, are not."""
+    words = ("cast", "base", "--dtype", "fp32", "--name", "chat")
+    assert "are hashed" not in desk.ok(*words).err
+    monkeypatch.setattr(sides, "SILENT", (desk.folder / "base" / "model.safetensors").stat().st_size)
+    assert desk.ok(*words).err.count(" of base are hashed: ") == 1
+    assert desk.ok("merge", "adapter", "--base", "base", "--name", "sft").err.count("are hashed") == 1
+    assert "are hashed" not in desk.ok(*words, "--json").err
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

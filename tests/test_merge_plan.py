@@ -1,14 +1,22 @@
 """What a merge would do, from headers alone: which tensors change, where the bytes will lie, what goes beside them."""
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weighbridge.adapters.merge import estimate
+from weighbridge.adapters.layout import ADAPTER_WEIGHTS
+from weighbridge.adapters.merge import estimate, identity, start, unheard
+from weighbridge.adapters.merge.adapter import Adapter, Part
+from weighbridge.adapters.merge.base import source
 from weighbridge.adapters.merge.names import Names, renamed
 from weighbridge.adapters.merge.preview import Look, look
+from weighbridge.adapters.merge.values import Origin
+from weighbridge.registry.flow.merged import Parent, content_of, derivation
+from weighbridge.registry.hashing import sha256_file
 from weighbridge_testlib import builders, merging
 
 
@@ -99,6 +107,93 @@ def test_a_layer_whose_adapter_is_passed_over_beside_the_base_is_told(
     found = seen(tmp_path, adapter={"tensors": builders.lora_tensors() | factors}, tensors=model, model_type=model_type)
     told = [one.data["modules"] for one in found.findings if one.code == "merge-applies-more"]
     assert told == [[module]] * warns
+
+
+def test_what_never_learned_is_told_in_blocks(tmp_path: Path) -> None:
+    """A matrix of zeros is read in blocks and one with a number in it no further than that, whatever its size."""
+    size = 64 << 20
+    file = tmp_path / "adapter_model.safetensors"
+    with file.open("wb") as stream:
+        stream.truncate(size)
+    second = Origin(file=0, at=0, dtype="F32", shape=(size // 64, 16))
+    part = Part("layer.dt_proj", 0, {"lora_B": second})
+    adapter = Adapter(str(file), {}, {("layer.dt_proj", 0): part}, {}, {}, {}, 1)
+    tracemalloc.start()
+    try:
+        zero = unheard.heard_after("mamba", {"adapter": adapter}, (source(file),))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (zero, peak < size / 8) == ([], True)
+    with file.open("r+b") as stream:
+        stream.seek(size - 4)
+        stream.write(b"\0\0\0\1")
+    (told,) = unheard.heard_after("mamba", {"adapter": adapter}, (source(file),))
+    assert told.data["modules"] == ["layer.dt_proj"]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_weights_of_an_adapter_are_hashed_once_and_only_where_that_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, alike: bool
+) -> None:
+    """A look hashes adapters of one size; the merge takes what is missing once, and its record holds those digests."""
+    base = builders.llama_model(tmp_path / "base")
+    folders = [
+        builders.lora_adapter(tmp_path / "one"),
+        builders.lora_adapter(tmp_path / "two", tensors=builders.lora_tensors(seed=5, layers=2 if alike else 1)),
+    ]
+    read: list[str] = []
+
+    def counted(path: Path) -> str:
+        read.append(path.parent.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr(identity, "sha256_file", counted)
+    found = look(folders, base)
+    assert read == (["one", "two"] if alike else [])
+    start.merge(found, tmp_path / "out")
+    assert read == ["one", "two"]
+    told = json.loads((tmp_path / "out" / identity.RECORD).read_text())["adapters"]
+    assert [one["weights_sha256"] for one in told] == [sha256_file(one / ADAPTER_WEIGHTS) for one in folders]
+
+
+def key_of(folders: list[Path], base: Path, dtype: str | None = None) -> str:
+    """Return the key by which a merge of folders is found again."""
+    found = look(folders, base, dtype=dtype, weigh=False)
+    assert found.base is not None
+    ours = [Parent(ref="adapter", content=content_of(one)) for one in found.adapters]
+    return derivation(ours, Parent(ref="base", content=content_of(found.base)), found.precision)
+
+
+def test_only_the_same_merge_is_found_again(tmp_path: Path) -> None:
+    """Precision, adapters with their order and strength, and every byte of both sides make another merge of it."""
+    one, base = pair(tmp_path)
+    two = builders.lora_adapter(tmp_path / "two", tensors=builders.lora_tensors(seed=5))
+    folders = [([one], None), ([one], "fp16"), ([one], "fp32"), ([two], None), ([one, two], None), ([two, one], None)]
+    keys = [key_of(adapters, base, dtype) for adapters, dtype in folders]
+    assert key_of([one], base, "bf16") == keys[0]
+    builders.lora_adapter(tmp_path / "stronger", alpha=4)
+    keys.append(key_of([tmp_path / "stronger"], base))
+    weights = base / "model.safetensors"
+    before = weights.stat()
+    for at in (-1, -2):  # another byte each time, under the same name, size and times
+        raw = bytearray(weights.read_bytes())
+        raw[at] ^= 1
+        weights.write_bytes(raw)
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+        keys.append(key_of([one], base))
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_precisions_of_a_base_of_several_are_told_apart(tmp_path: Path) -> None:
+    """Most of a result may be in fp32 where all of it was asked for and where a part stayed as it was stored."""
+    tensors = builders.llama_tensors(dtype="F32")
+    tensors["model.norm.weight"] = ("BF16", (16,), 1.0)
+    adapter, base = pair(tmp_path, tensors=tensors, dtype="F32")
+    plans = [merging.plan_of(look([adapter], base, dtype=dtype)) for dtype in (None, "fp32")]
+    assert [plan.dtype for plan in plans] == ["F32", "F32"]
+    assert plans[0].files != plans[1].files
+    assert key_of([adapter], base) != key_of([adapter], base, "fp32")
 
 
 @pytest.mark.parametrize("part", ["lm_head", "embed_tokens"])

@@ -6,11 +6,11 @@ Told by copies of base tensors inside the adapter, by the ids on both sides, and
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from weighbridge.adapters import layout
 from weighbridge.adapters.formats import safetensors
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.license import local_base
@@ -69,36 +69,47 @@ def told(known: str | None, found: Iterable[Finding]) -> str:
     return OTHER if any(one.code == UNLIKE for one in found) else UNKNOWN
 
 
-def weights_digest(root: Path) -> str | None:
-    """Return the sha256 of an adapter's weights file, None where it has none under that name."""
+class Weights(NamedTuple):
+    """The weights file of an adapter as it was looked at, and its sha256 where that was taken."""
+
+    source: Source
+    sha256: str | None = None
+
+
+def hashed(weights: Weights) -> Weights:
+    """Return an adapter's weights with their sha256, for which the file is read once; without where it cannot be."""
+    if weights.sha256 is not None:
+        return weights
     try:
-        return sha256_file(root / layout.ADAPTER_WEIGHTS)
+        return weights._replace(sha256=sha256_file(Path(weights.source.path)))
     except OSError:
-        return None
+        return weights
 
 
-def twice(parts: Mapping[str, Path], base: Path) -> list[Finding]:
+def twice(parts: Mapping[str, Weights], base: Path) -> tuple[dict[str, Weights], list[Finding]]:
     """Return a refusal for each adapter, by its subject, that would count twice: given twice, or in the base already.
 
-    What is in the base is told by the record that a merge leaves there, or by the manifest of a published one.
+    What is in the base is told by the record that a merge leaves there, or by the manifest of a published one. Files
+    that differ in size are not read for it; the weights come back with the digests that were taken.
     """
     inside = _inside(base)
-    if len(parts) < 2 and not inside:
-        return []
+    sizes = Counter(one.source.size for one in parts.values())
+    taken = {name: hashed(one) if inside or sizes[one.source.size] > 1 else one for name, one in parts.items()}
     found: list[Finding] = []
     seen: dict[str, str] = {}
-    for subject, root in parts.items():
-        digest = weights_digest(root)
+    for subject, (_, digest) in taken.items():
+        if digest is None:
+            continue
         if digest in inside:
             where, fix = "in the base already, by what its merge wrote down", "merge into the base it was trained on"
         elif digest in seen:
             where, fix = f"given as {seen[digest]}, too", "name each adapter once"
         else:
-            seen |= {digest: subject} if digest is not None else {}
+            seen[digest] = subject
             continue
         message = f"this adapter is {where}: merged again, its change would count twice"
         found.append(findings.finding("merge-adapter-twice", subject, message, fix, weights_sha256=digest))
-    return found
+    return taken, found
 
 
 def _inside(base: Path) -> set[str]:

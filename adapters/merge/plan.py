@@ -256,6 +256,18 @@ def kept_wide(base: Base, dtype: str | None) -> dict[str, str]:
     return {name: one(origin.dtype) for name, origin in base.places.items()}
 
 
+def precision(base: Base, dtype: str | None, written: str) -> str:
+    """Return what tells the precisions of a merge from others of the same parents; `dtype` is as in `kept_wide`.
+
+    That is `written`, which most of the result is in, where whoever asks for it gets the same; of a base that is stored
+    in several precisions they may get another result, and then what was asked for counts as well.
+    """
+    word = next((word for word, stored in DTYPES.items() if stored == written), None)
+    if kept_wide(base, word) == kept_wide(base, dtype):
+        return written
+    return f"{written}, asked for {dtype or 'as stored'}"
+
+
 def _header(old: bytes, steps: list[Step]) -> tuple[bytes, list[Step]]:
     document: dict[str, Any] = {}
     metadata = json.loads(old[8:]).get("__metadata__")

@@ -21,6 +21,7 @@ from weighbridge.adapters.merge import estimate, identity, outside, unheard
 from weighbridge.adapters.merge import plan as plans
 from weighbridge.adapters.merge.adapter import Adapter
 from weighbridge.adapters.merge.base import Base
+from weighbridge.adapters.merge.identity import Weights
 from weighbridge.adapters.merge.place import place
 from weighbridge.adapters.merge.plan import Planned
 from weighbridge.adapters.merge.values import Bundle, Source
@@ -75,6 +76,10 @@ class Look(NamedTuple):
     bundle: Bundle | None = None
     called: str | None = None
     """The version of the registry that the base is, where it was fetched as one."""
+    weights: tuple[Weights, ...] = ()
+    """The weights file of each adapter, where the merge can be planned."""
+    precision: str = ""
+    """What tells its precisions from those of other merges of the same parents, where it can be planned."""
     what: str = "merge"
     """What its refusal calls it."""
 
@@ -94,7 +99,8 @@ def look(
     `dtype` is bf16, fp16 or fp32; None keeps what the base is stored in. With `weigh` the share of the change that
     rounding would lose is estimated, which the merge itself counts anyway. `here`: it would be made on this machine, so
     that its memory counts, and a folder that the adapter names as its base may be looked into. `called` is the version
-    that the base was fetched as. Raises OSError when a folder is gone.
+    that the base was fetched as. An adapter's weights are hashed only where it might be another one, or in the base.
+    Raises OSError when a folder is gone, or a file cannot be read.
     """
     facts: dict[str, Any] = {}
     found: list[Finding] = []
@@ -168,8 +174,9 @@ def _planned(
     facts |= planned.facts
     facts["matched_modules"] = _matched(planned, facts)
     found += planned.findings
-    found += identity.twice({subject: Path(one.root) for subject, one in zip(read, parts, strict=True)}, root)
-    found += unheard.heard_after(str(model.config.get("model_type")), read)
+    taken, more = identity.twice(dict(zip(read, map(Weights, sources[len(model.sources) :]), strict=True)), root)
+    found += more
+    found += unheard.heard_after(str(model.config.get("model_type")), read, sources)
     facts["base_identity"], more = identity.compare(
         model, parts, configs, planned.copies, tuple(sources), here=here, called=called
     )
@@ -185,7 +192,9 @@ def _planned(
         found += [lacking] if lacking is not None else []
     if weigh and not any(f.severity == "block" for f in found):
         found += _lost(model, planned, dtype, facts)
-    return _answer(parts, judged, facts, found, planned=planned, made=made)
+    seen = _answer(parts, judged, facts, found, planned=planned, made=made)
+    precision = plans.precision(model, dtype, planned.plan.dtype)
+    return seen._replace(weights=tuple(taken.values()), precision=precision)
 
 
 def _answer(

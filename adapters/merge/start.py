@@ -53,6 +53,7 @@ def merge(
     with staging.working(ready) as there:
         if there is not None:
             return there
+        look = _hashed(look)
         wish = behave.wish(ready.plan, _configs(look)) if behaviour else None
         begun = children.begun(ready, workers, _outside(look, ready.plan, unchanged=unchanged), device, wish)
         result = children.carry_out(begun, progress)
@@ -100,7 +101,15 @@ def finish(look: Look, target: Path, result: dict[str, Any], *, unchanged: bool 
             fix="merge again",
         )
     with staging.held(ready.stage):
-        return _settle(look, ready, result, unchanged=unchanged)
+        return _settle(_hashed(look), ready, result, unchanged=unchanged)
+
+
+def _hashed(look: Look) -> Look:
+    """Return a look with the digests of all adapters' weights; each file is read for it once, if at all.
+
+    The files are those of the plan: the child that does the work holds them against it afterwards.
+    """
+    return look._replace(weights=tuple(map(identity.hashed, look.weights)))
 
 
 def _outside(look: Look, plan: Plan, *, unchanged: bool) -> Outside | None:
@@ -183,7 +192,6 @@ def _judged(result: dict[str, Any], ready: Ready, look: Look, *, unchanged: bool
         found.append(update_lost(result["dtype"], fidelity["unchanged_share"], fidelity["cosine"]))
     facts = _facts(result)
     base = identity.told(look.facts.get("base_identity"), look.findings)
-    weights = [identity.weights_digest(Path(one.root)) for one in look.adapters]
     words = compared.words
     if facts.get("behaviour") is None:
         words = "; what it computes was not compared with base and adapter"
@@ -195,7 +203,7 @@ def _judged(result: dict[str, Any], ready: Ready, look: Look, *, unchanged: bool
             f"were read again: {proof['elements_checked']} elements, none further from the exact sum than rounding "
             f"allows{words}. Of the base: {base}",
             **facts,
-            adapter_weights=weights,
+            adapter_weights=[one.sha256 for one in look.weights],
         )
     )
     return found + ([behave.untold(compared.why)] if compared.why is not None else [])
@@ -244,9 +252,9 @@ def _record(look: Look, plan: str, result: dict[str, Any], found: list[Finding])
             {
                 "base_model": _NAMELESS if paths.is_local(one.base.id) else one.base.id,
                 "type": one.adapter.peft_type if one.adapter is not None else None,
-                "weights_sha256": identity.weights_digest(Path(one.root)),
+                "weights_sha256": weights.sha256,
             }
-            for one in look.adapters
+            for one, weights in zip(look.adapters, look.weights, strict=True)
         ],
         "formula": result["formula"],
         "dtype": result["dtype"],

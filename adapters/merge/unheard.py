@@ -5,29 +5,34 @@ the latter two only while they are not quantized. What PEFT lays around such a l
 nothing there; one that did learn was trained on another path, and that is what the merge computes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from weighbridge.adapters.formats import safetensors
 from weighbridge.adapters.merge.adapter import Adapter
-from weighbridge.adapters.merge.values import WIDTH, Origin
+from weighbridge.adapters.merge.values import Origin, Source
 from weighbridge.adapters.whole import some
 from weighbridge.registry import findings
+from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.types import Finding
 
 _READ_ALONE: Final = {"mamba": "dt_proj", "falcon_mamba": "dt_proj", "jamba": "dt_proj"}
 """By model type: the layer whose weight is read and whose adapter is not (modeling_*.py of transformers 5)."""
 
 
-def heard_after(model_type: str, adapters: Mapping[str, Adapter]) -> list[Finding]:
-    """Return a warning for each adapter, by its subject, with such a part that is not zero. Raises OSError."""
+def heard_after(model_type: str, adapters: Mapping[str, Adapter], sources: Sequence[Source]) -> list[Finding]:
+    """Return a warning for each adapter, by its subject, with such a part that is not zero. Raises OSError.
+
+    Of a part that was trained one block is read, however large it is.
+    """
     layer = _READ_ALONE.get(model_type)
     found: list[Finding] = []
     for subject, adapter in adapters.items():
         modules = sorted(
             part.module
             for part in adapter.parts.values()
-            if part.module.rpartition(".")[2] == layer and part.b is not None and _is_trained(adapter, part.b)
+            if part.module.rpartition(".")[2] == layer and part.b is not None and _is_trained(part.b, sources)
         )
         if modules:
             found.append(
@@ -44,8 +49,13 @@ def heard_after(model_type: str, adapters: Mapping[str, Adapter]) -> list[Findin
     return found
 
 
-def _is_trained(adapter: Adapter, second: Origin) -> bool:
+def _is_trained(second: Origin, sources: Sequence[Source]) -> bool:
     """Return whether a second half holds anything but zeros."""
-    with Path(adapter.file).open("rb") as stream:
+    left = second.count * safetensors.BITS.get(second.dtype, 8) // 8
+    with Path(sources[second.file].path).open("rb", buffering=0) as stream:
         stream.seek(second.at)
-        return any(stream.read(second.count * WIDTH.get(second.dtype, 1)))
+        while left > 0 and (block := stream.read(min(CHUNK, left))):
+            if block.count(0) < len(block):
+                return True
+            left -= len(block)
+    return False

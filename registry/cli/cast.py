@@ -21,7 +21,7 @@ from weighbridge.registry.cli.progress import following
 from weighbridge.registry.cli.sides import Away, Goal, Side
 from weighbridge.registry.errors import UsageError
 from weighbridge.registry.flow import recast
-from weighbridge.registry.flow.merged import Parent, content_of
+from weighbridge.registry.flow.merged import Parent
 from weighbridge.registry.flow.rules import rules
 from weighbridge.registry.types import Receipt
 
@@ -60,8 +60,9 @@ def cast(
 
     With --to the result is a folder that appears whole or not at all; without it, or with --name, it is published as
     NAME-DTYPE with its lineage. Every element is rounded once, to nearest; one that the precision cannot hold refuses
-    the cast with the names of its tensors. A cast that was killed goes on where it was. With --dry-run only headers are
-    read; it ends 0 when the cast can be made, 5 when it is refused, 8 when the folder is not finished.
+    the cast with the names of its tensors. A cast that was killed goes on where it was. With --dry-run nothing is
+    written; of a large model only headers are read, a published version is fetched for it and removed again. It ends 0
+    when the cast can be made, 5 when it is refused, 8 when the folder is not finished.
     """
     begun = time.monotonic()
     if target is not None:
@@ -90,12 +91,10 @@ def cast(
         def key_of(parent: Parent) -> str:
             return recast.derivation(parent.content, dtype, keep)
 
-        if (
-            goal is not None
-            and target is None
-            and away is not None
-            and _is_there(goal, lambda: key_of(away), begun, out)
-        ):
+        def ended(parent_of: Callable[[], Parent]) -> bool:
+            return goal is not None and _is_there(goal, lambda: key_of(parent_of()), target, begun, out)
+
+        if away is not None and ended(lambda: away):
             return None
         side = sides.fetched(found, scratch, remote, config, out)
         sides.apart(target, side)
@@ -103,14 +102,10 @@ def cast(
         if dry_run:
             _show(seen, dtype, out)
             return EXIT[seen.outcome]
+        staging.allowed(seen)  # before anything is hashed
         place = target if target is not None else sides.result(scratch(), seen, casting.RECORD)
-        parent_of = cache(partial(_parent, away, seen))
-        if (
-            goal is not None
-            and target is None
-            and away is None
-            and _is_there(goal, lambda: key_of(parent_of()), begun, out)
-        ):
+        parent_of = cache(partial(_parent, away, seen, out))
+        if away is None and ended(parent_of):
             return None
         with sides.stoppable(place, out), following(out) as follower:
             done = casting.cast(seen, place, workers=workers, progress=follower.total)
@@ -122,15 +117,18 @@ def cast(
     return None
 
 
-def _parent(away: Parent | None, seen: Look) -> Parent:
+def _parent(away: Parent | None, seen: Look, out: Output) -> Parent:
     """Return the side of a cast that can be made: the version that was fetched, or a folder, which is hashed."""
     assert seen.base is not None
-    return away or Parent(ref=seen.base.base.id or seen.base.artifact, content=content_of(seen.base))
+    return away or Parent(ref=seen.base.base.id or seen.base.artifact, content=sides.content(seen.base, out))
 
 
-def _is_there(goal: Goal, key: Callable[[], str], begun: float, out: Output) -> bool:
-    """Return whether the same cast was published before, and say so."""
-    there = sides.made_before(goal, key, out)
+def _is_there(goal: Goal, key: Callable[[], str], target: Path | None, begun: float, out: Output) -> bool:
+    """Return whether nothing is left to do, and say so: the same cast was published before, and no folder is wanted.
+
+    Raises what stands against publishing it, also where a folder is wanted: better before the work than after.
+    """
+    there = sides.made_before(goal, key, target, out)
     if there is not None:
         sides.say_there(there, {"schema": SCHEMA}, time.monotonic() - begun, out)
     return there is not None

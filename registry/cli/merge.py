@@ -90,8 +90,10 @@ def merge(
 
     With --to the result is a folder that appears whole or not at all; without it, or with --name, it is published as
     NAME-merged-DTYPE with its lineage. The weights are streamed: memory does not grow with the model, a merge that was
-    killed goes on where it was, and every written file is read again and proven. With --dry-run only headers are read;
-    it ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not finished.
+    killed goes on where it was, and every written file is read again and proven. With --dry-run nothing is written; of
+    the weights headers, the adapter and parts of the base are read, published versions are fetched for it and removed
+    again. It ends 0 when the merge can be made (warnings included), 5 when it is refused, 8 when a folder is not
+    finished.
     """
     begun = time.monotonic()
     if target is not None:
@@ -116,9 +118,9 @@ def merge(
             check_name(wanted or "", room=SUFFIX_ROOM)
             chosen = context.choose_remote(context.settings(config), remote)
         known = None
-        if chosen is not None and target is None:
+        if chosen is not None:
             known = _known(over, below, dtype, wanted=wanted or "", chosen=chosen, again=again)
-            if known is not None and _is_there(known.goal, lambda: known.key, begun, out, behaviour=behaviour):
+            if known is not None and _is_there(known.goal, lambda: known.key, target, begun, out, behaviour=behaviour):
                 return None
         found = [sides.fetched(one, scratch, remote, config, out) for one in over]
         under = sides.fetched(below, scratch, remote, config, out)
@@ -131,11 +133,12 @@ def merge(
         unsure = identity.told(seen.facts.get("base_identity"), seen.findings) == identity.UNKNOWN
         if unsure and seen.planned is not None and not out.as_json:
             out.talk(f"warn: {identity.UNKNOWN}", "yellow")  # before the work, so that it can be stopped
+        staging.allowed(seen)  # before anything is hashed
         place = target if target is not None else sides.result(scratch(), seen, start.RECORD)
-        order_of = cache(partial(_order, seen, found, under, wanted=wanted or "", chosen=chosen, again=again))
-        if chosen is not None and target is None and known is None:
+        order_of = cache(partial(_order, seen, found, under, out, wanted=wanted or "", chosen=chosen, again=again))
+        if chosen is not None and known is None:
             goal = Goal(papers.merged_name(wanted or "", _written(seen)), "merge", chosen, again)
-            if _is_there(goal, lambda: order_of().key, begun, out, behaviour=behaviour):
+            if _is_there(goal, lambda: order_of().key, target, begun, out, behaviour=behaviour):
                 return None
         if not out.as_json and start.standing(seen, place) is None:
             _ahead(seen, behaviour=behaviour, out=out)
@@ -163,6 +166,7 @@ class _Order(NamedTuple):
     adapters: list[Parent]
     base: Parent
     dtype: str
+    """As in `Look.precision`."""
 
     @property
     def key(self) -> str:
@@ -187,20 +191,21 @@ def _known(
 
 
 def _order(
-    seen: Look, found: list[Side], under: Side, *, wanted: str, chosen: RemoteSettings | None, again: bool
+    seen: Look, found: list[Side], under: Side, out: Output, *, wanted: str, chosen: RemoteSettings | None, again: bool
 ) -> _Order:
     """Return how the result of a merge that can be made is published; folders are hashed for it."""
     assert seen.base is not None
     assert chosen is not None
     adapters = [
-        side.parent or Parent(ref=one.artifact, content=papers.content_of(one))
+        side.parent or Parent(ref=one.artifact, content=sides.content(one, out))
         for side, one in zip(found, seen.adapters, strict=True)
     ]
     beneath = under.parent
     if beneath is None:
-        content = papers.content_of(seen.base)
+        content = sides.content(seen.base, out)
         beneath = Parent(ref=content, content=content)
-    return _ordered(adapters, beneath, _written(seen), wanted, chosen, again=again)
+    order = _ordered(adapters, beneath, _written(seen), wanted, chosen, again=again)
+    return order._replace(dtype=seen.precision)
 
 
 def _written(seen: Look) -> str:
@@ -217,9 +222,15 @@ def _ordered(
     return _Order(Goal(papers.merged_name(wanted, dtype), "merge", chosen, again), adapters, base, dtype)
 
 
-def _is_there(goal: Goal, key: Callable[[], str], begun: float, out: Output, *, behaviour: bool) -> bool:
-    """Return whether the same merge was published before, and compared where that is asked for; and say so."""
-    there = sides.made_before(goal, key, out)
+def _is_there(
+    goal: Goal, key: Callable[[], str], target: Path | None, begun: float, out: Output, *, behaviour: bool
+) -> bool:
+    """Return whether nothing is left to do, and say so: the same merge was published before, and no folder is wanted.
+
+    It counts as the same where it was compared, if that is asked for. Raises what stands against publishing it, also
+    where a folder is wanted: better before the work than after.
+    """
+    there = sides.made_before(goal, key, target, out)
     if there is None or (behaviour and there.facts.get("behaviour") is None):
         return False
     sides.say_there(there, {"schema": SCHEMA, "artifact": ARTIFACT}, time.monotonic() - begun, out)

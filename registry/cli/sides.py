@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters import license  # noqa: A004 - the module is about licences
+from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge.preview import Look
 from weighbridge.adapters.merge.staging import Merged, make_way
+from weighbridge.adapters.target import free
 from weighbridge.config.nearest import nearest
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
-from weighbridge.registry import disk
+from weighbridge.registry import disk, layout
 from weighbridge.registry.cli import context, fresh, paths
+from weighbridge.registry.cli.catalogue import folder_of
 from weighbridge.registry.cli.inspect import plain
-from weighbridge.registry.cli.output import Output
+from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import (
     IntegrityError,
@@ -30,7 +33,8 @@ from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import place
 from weighbridge.registry.flow import stage as staging
 from weighbridge.registry.flow.admission import Admission
-from weighbridge.registry.flow.merged import Parent
+from weighbridge.registry.flow.marker import check_writer
+from weighbridge.registry.flow.merged import Parent, content_of
 from weighbridge.registry.flow.publish import prepare, publish, standing
 from weighbridge.registry.flow.pull import checked_manifest, pull
 from weighbridge.registry.flow.resolve import Resolved
@@ -44,6 +48,9 @@ from weighbridge.registry.types import Facts, Models, Receipt
 KEPT: Final = 2 * 86_400.0
 """Seconds for which what a command left that failed or was killed is kept: the same command goes on from there."""
 
+
+SILENT: Final = 1 << 30
+"""Bytes up to which a folder is hashed without a word."""
 
 RESULT: Final = "result"
 
@@ -245,6 +252,18 @@ def asking(chosen: RemoteSettings) -> Iterator[Models | None]:
         opened.close()
 
 
+def content(artifact: Artifact, out: Output) -> str:
+    """Return the content digest of what a folder holds; of a large one it is said that this takes a while.
+
+    Raises OSError.
+    """
+    if artifact.size >= SILENT and not out.as_json:
+        out.talk(
+            f"{size(artifact.size)} of {artifact.root} are hashed: what a version is made of is known by its content"
+        )
+    return content_of(artifact)
+
+
 class Goal(NamedTuple):
     """Where a result is published: under which name, by which command; `again` in spite of a withdrawal."""
 
@@ -267,26 +286,34 @@ class There(NamedTuple):
         return proven[0].data if proven else {}
 
 
-def made_before(goal: Goal, derivation: Callable[[], str], out: Output) -> There | None:
+def made_before(goal: Goal, derivation: Callable[[], str], target: Path | None, out: Output) -> There | None:
     """Return the version that need not be made again, None where the work is to be done; the team is told at need.
 
-    `derivation` is asked for where something was published under the name: it may have to hash folders.
+    `derivation` is asked for where something was published under the name: it may have to hash folders. Where a folder
+    is wanted as well, as `target`, the work is to be done in any case.
 
-    Raises what `fresh.registry_of` and `claim.made_before` raise: better before the work than after.
+    Raises what `fresh.registry_of` and `claim.made_before` raise, and what else is known to stand against publishing
+    where the work is to be done: better before it than after.
     """
     untold: list[WeighbridgeError] = []
     opened = context.connect(goal.chosen)
     try:
-        registry = fresh.registry_of(goal.chosen, opened, writer=fresh.writer().daemon)
+        owner = fresh.writer()
+        registry = fresh.registry_of(goal.chosen, opened, writer=owner.daemon)
         with _in_words_of(goal):
             found = standing(
                 opened, goal.chosen.name, registry, goal.name, derivation, again=goal.again, untold=untold.append
             )
         if found is not None:
             fresh.published(goal.chosen, opened, found[0], untold, out)
+        if (found is None or target is not None) and not opened.properties.commits:
+            check_writer(registry, opened, owner)
+        root = folder_of(goal.chosen.url)
+        if found is None and root is not None:
+            free(Path(root, layout.claim(goal.name, 0)))  # where a number would be taken
     finally:
         opened.close()
-    return There(*found) if found is not None else None
+    return There(*found) if found is not None and target is None else None
 
 
 @contextmanager
