@@ -13,7 +13,7 @@ import msgspec
 from weighbridge.daemon.copying import STAGING
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import ACTIVE, JobStore
-from weighbridge.registry import findings
+from weighbridge.registry import findings, layout
 from weighbridge.registry.errors import (
     DeniedError,
     IntegrityError,
@@ -23,6 +23,7 @@ from weighbridge.registry.errors import (
     WeighbridgeError,
     WithdrawnError,
 )
+from weighbridge.registry.flow.claims import from_copy
 from weighbridge.registry.flow.collect import sweep, sweep_staged
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.verify import Reading, verify_version
@@ -113,7 +114,7 @@ class Upkeep:
             place = self._homes.get(name)
             place.confirm()
             if place.name not in self._names:
-                sweep_staged(place.remote, denied=lambda _: None)
+                sweep_staged(place.remote)
                 return
             swept = sweep(place.remote, place.registry, place.catalog, by=self._host)
             for gone, n in swept.voided:
@@ -122,6 +123,10 @@ class Upkeep:
                 ref = f"{open_}@v{n}"
                 why = f"all its files lie there: registry verify {ref} --mend publishes it"
                 _log.warning("a number was never finished", extra={"ref": ref, "why": why})
+            for open_, n in swept.damaged:
+                key = layout.claim(open_, n)
+                extra = {"ref": f"{open_}@v{n}", "why": f"{key} is damaged", "fix": from_copy(key)}
+                _log.warning("a number was never finished", extra=extra)
 
     def sweep_own(self) -> None:
         """Remove stages in our own folder that no job refers to."""

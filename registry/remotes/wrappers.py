@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
-from weighbridge.registry.remotes.protocol import Chunk, Progress, Properties, Remote, Stat
+from weighbridge.registry.remotes.protocol import Chunk, Denied, Progress, Properties, Remote, Stat
 
 T = TypeVar("T")
 _AGAIN: Final = (errors.RetryableError, errors.OutcomeUnknownError)
@@ -89,9 +89,9 @@ class Wrapper:
         """Return the stage folder of the remote inside, if it has any."""
         return self.inner.stage(name, nonce)
 
-    def sweep(self, older_than: float) -> int:
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
         """Remove unfinished uploads and stages."""
-        return self.inner.sweep(older_than)
+        return self.inner.sweep(older_than, denied=denied)
 
     def close(self) -> None:
         """Give connections back."""
@@ -226,9 +226,9 @@ class Retrying(Wrapper):
         """Return the stage folder of the remote inside."""
         return self._repeat(lambda: self.inner.stage(name, nonce))
 
-    def sweep(self, older_than: float) -> int:
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
         """Remove unfinished uploads and stages; repeating is harmless."""
-        return self._repeat(lambda: self.inner.sweep(older_than))
+        return self._repeat(lambda: self.inner.sweep(older_than, denied=denied))
 
     def _repeat(self, call: Callable[[], T]) -> T:
         failed = self._begin()

@@ -27,7 +27,7 @@ from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk, errors, layout
 from weighbridge.registry.refs import check_key, shown
-from weighbridge.registry.remotes.protocol import Chunk, Progress, Properties, Stat
+from weighbridge.registry.remotes.protocol import Chunk, Denied, Progress, Properties, Stat
 from weighbridge.registry.remotes.s3 import multipart, proofs
 from weighbridge.registry.remotes.s3.client import Connection, Place, place_of
 from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
@@ -245,23 +245,33 @@ class S3Remote:
         self._writable()
         return None
 
-    def sweep(self, older_than: float) -> int:
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
         """Give up uploads in parts, and remove what a probe left, that are older than so many seconds."""
         deadline = self.now() - older_than
-        what = f"cannot give up an unfinished upload of {shown(self.url)}"
         removed = 0
-        for upload in list(multipart.uploads(self.link, "")):
-            if upload["Initiated"].timestamp() <= deadline:
-                with suppress(errors.MissingError, errors.RetryableError):  # somebody else was faster
-                    given = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
-                    self.link.ask("abort_multipart_upload", what, tries=_TRIES, **given)
-                    removed += 1
-        for left in list(self.list(FOLDER)):
-            if left.modified <= deadline - 3600:
-                with suppress(errors.DeniedError):
+        try:
+            for upload in list(multipart.uploads(self.link, "")):
+                if upload["Initiated"].timestamp() <= deadline:
+                    removed += self._give_up(upload)
+        except errors.DeniedError as error:
+            denied(error)
+        try:
+            for left in list(self.list(FOLDER)):
+                if left.modified <= deadline - 3600:
                     self.delete(left.key)
                     removed += 1
+        except errors.DeniedError as error:
+            denied(error)
         return removed
+
+    def _give_up(self, upload: Mapping[str, Any]) -> bool:
+        what = f"cannot give up an unfinished upload of {shown(self.url)}"
+        try:
+            given = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+            self.link.ask("abort_multipart_upload", what, tries=_TRIES, **given)
+        except (errors.MissingError, errors.RetryableError):  # somebody else was faster
+            return False
+        return True
 
     def close(self) -> None:
         """Give connections and threads back."""
