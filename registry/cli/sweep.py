@@ -44,7 +44,7 @@ def sweep(*, older_than: str | None, dry_run: bool, remote: str | None, config: 
         fresh.catch_up(found)
         lying = Left(0, 0)
         try:
-            lying = left(chosen, age)
+            lying = left(found.remote, age)
         except WeighbridgeError as error:  # what is only counted to be shown keeps nobody from the work
             failed += [error] if dry_run else []
         if dry_run:

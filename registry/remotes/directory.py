@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from weighbridge.registry import disk, errors, layout
+from weighbridge.registry import disk, errors, layout, stages
 from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import check_key, check_name, shown
 from weighbridge.registry.remotes.links import Links, is_stage
@@ -210,7 +210,7 @@ class DirectoryRemote:
         """
         removed = 0
         with disk.speaking(f"cannot sweep {shown(self._url)}"):
-            for path in self.leftovers(older_than):
+            for path in self._leftovers(older_than):
                 try:
                     with disk.speaking(f"cannot remove {shown(str(path))}"):
                         _remove(path)
@@ -221,8 +221,12 @@ class DirectoryRemote:
                 removed += not os.path.lexists(path)
         return removed
 
-    def leftovers(self, older_than: float) -> Iterator[Path]:
-        """Yield the stage files and folders in which nothing changed for so many seconds of the store's clock."""
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each stage file and folder that `sweep` would remove."""
+        with disk.speaking(f"cannot look for leftovers in {shown(self._url)}"):
+            yield from map(stages.size_of, self._leftovers(older_than))
+
+    def _leftovers(self, older_than: float) -> Iterator[Path]:
         found = [Path(entry.path) for folder in self._stage_folders() for entry in _entries(folder)]
         deadline = self.now() - older_than if found else 0.0
         yield from (path for path in found if _last_change(path) <= deadline)

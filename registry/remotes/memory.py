@@ -132,6 +132,10 @@ class MemoryRemote:
         """Return 0: nothing is ever unfinished here."""
         return 0
 
+    def unfinished(self, older_than: float) -> Iterator[int]:  # noqa: ARG002
+        """Yield nothing: nothing is ever unfinished here."""
+        yield from ()
+
     def close(self) -> None:
         """Nothing is held open."""
 

@@ -149,6 +149,10 @@ class Remote(Protocol):
         """
         ...
 
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each of those that `sweep` would remove now; what ends meanwhile does not count."""
+        ...
+
     def close(self) -> None:
         """Give connections back; the remote is not used afterwards."""
         ...

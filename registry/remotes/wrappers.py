@@ -93,6 +93,10 @@ class Wrapper:
         """Remove unfinished uploads and stages."""
         return self.inner.sweep(older_than, denied=denied)
 
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each unfinished upload or stage."""
+        yield from self.inner.unfinished(older_than)
+
     def close(self) -> None:
         """Give connections back."""
         self.inner.close()
@@ -229,6 +233,10 @@ class Retrying(Wrapper):
     def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
         """Remove unfinished uploads and stages; repeating is harmless."""
         return self._repeat(lambda: self.inner.sweep(older_than, denied=denied))
+
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each unfinished upload or stage; after a fault all are counted anew."""
+        yield from self._repeat(lambda: list(self.inner.unfinished(older_than)))
 
     def _repeat(self, call: Callable[[], T]) -> T:
         failed = self._begin()
@@ -385,6 +393,11 @@ class RateLimited(Wrapper):
         """Remove one object within the limits."""
         self._ask()
         super().delete(key)
+
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each unfinished upload or stage; counts as one request."""
+        self._ask()
+        yield from super().unfinished(older_than)
 
     def _ask(self) -> None:
         self._pause(self._requests.take(1))

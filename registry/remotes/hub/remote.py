@@ -229,6 +229,10 @@ class HubRemote:
         del denied  # it is our own
         return stages.sweep(stages.root(self.line.environ), older_than)
 
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each copy that `sweep` would remove."""
+        yield from map(stages.size_of, stages.leftovers(stages.root(self.line.environ), older_than))
+
     def close(self) -> None:
         """End all uploads."""
         with self._lock:

@@ -34,6 +34,7 @@ from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_sensele
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
 from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Buffers, Reader
+from weighbridge.registry.remotes.s3.unfinished import give_up, unfinished
 from weighbridge.registry.remotes.source import changed, opened, whole
 
 SINGLE: Final = 16 << 20
@@ -246,32 +247,30 @@ class S3Remote:
         return None
 
     def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
-        """Give up uploads in parts, and remove what a probe left, that are older than so many seconds."""
+        """Give up uploads to which no part came for so many seconds, and remove what a probe left that is as old."""
         deadline = self.now() - older_than
         removed = 0
         try:
-            for upload in list(multipart.uploads(self.link, "")):
-                if upload["Initiated"].timestamp() <= deadline:
-                    removed += self._give_up(upload)
+            for upload in unfinished(self.link, deadline):
+                removed += give_up(self.link, upload)
         except errors.DeniedError as error:
             denied(error)
         try:
-            for left in list(self.list(FOLDER)):
-                if left.modified <= deadline - 3600:
-                    self.delete(left.key)
-                    removed += 1
+            for left in self._probes(deadline):
+                self.delete(left.key)
+                removed += 1
         except errors.DeniedError as error:
             denied(error)
         return removed
 
-    def _give_up(self, upload: Mapping[str, Any]) -> bool:
-        what = f"cannot give up an unfinished upload of {shown(self.url)}"
-        try:
-            given = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
-            self.link.ask("abort_multipart_upload", what, tries=_TRIES, **given)
-        except (errors.MissingError, errors.RetryableError):  # somebody else was faster
-            return False
-        return True
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each upload and of each probe that `sweep` would remove."""
+        deadline = self.now() - older_than
+        yield from (upload.bytes for upload in unfinished(self.link, deadline))
+        yield from (left.size for left in self._probes(deadline))
+
+    def _probes(self, deadline: float) -> Sequence[Stat]:
+        return [left for left in self.list(FOLDER) if left.modified <= deadline - 3600]
 
     def close(self) -> None:
         """Give connections and threads back."""
