@@ -44,12 +44,12 @@ _log = logging.getLogger(__name__)
 class Upkeep:
     """The scheduled tasks; each may fail and is tried again by the next turn."""
 
-    def __init__(self, store: JobStore, homes: Homes, names: frozenset[str], state: Path, host: str) -> None:
+    def __init__(self, store: JobStore, homes: Homes, names: frozenset[str], state: Path, who: str) -> None:
         self._store = store
         self._homes = homes
         self._names = names
         self._state = state
-        self._host = host
+        self._who = who
 
     def sync(self) -> None:
         """Bring what we know of every home up to its feed."""
@@ -116,7 +116,7 @@ class Upkeep:
             if place.name not in self._names:
                 sweep_staged(place.remote)
                 return
-            swept = sweep(place.remote, place.registry, place.catalog, by=self._host)
+            swept = sweep(place.remote, place.registry, place.catalog, by=self._who)
             for gone, n in swept.voided:
                 self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
             for open_, n in swept.whole:

@@ -1,6 +1,5 @@
 """`registry sweep`: what the daemon does now and then, for a team without one."""
 
-import socket
 from typing import Final
 
 import click
@@ -53,7 +52,7 @@ def sweep(*, older_than: str | None, dry_run: bool, remote: str | None, config: 
         else:
             done = collect.sweep(
                 found.remote, found.registry, found.catalog,
-                by=socket.gethostname(), older_than=age, failed=failed.append,
+                by=fresh.writer().daemon, older_than=age, failed=failed.append,
             )  # fmt: skip
             fresh.catch_up(found)
     _tell(chosen.name, lying, done, out, dry_run=dry_run)
