@@ -19,6 +19,8 @@ from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.remotes.memory import MemoryRemote
 from weighbridge.registry.remotes.protocol import Remote
+from weighbridge_testlib.bench import Bench
+from weighbridge_testlib.builders import trainer_checkpoint
 from weighbridge_testlib.desk import Desk
 from weighbridge_testlib.shelf import Shelf
 
@@ -122,3 +124,19 @@ def test_commands_name_people_where_names_are_kept(tmp_path: Path, monkeypatch: 
 def pair() -> Pair:
     """Return a home and a mirror."""
     return Pair()
+
+
+@pytest.mark.parametrize(("paths", "who"), [("keep", "weighbridge on host"), ("rewrite", "weighbridge")])
+def test_a_daemon_names_its_machine_where_names_are_kept(tmp_path: Path, paths: str, who: str) -> None:
+    """Its tag says that it moved it, and a later best follows all the same."""
+    bench = Bench(tmp_path, publish=("all",), best="eval_loss:min")
+    bench.remotes["team"] = bench.remotes["team"]._replace(paths=paths)
+    bench.open()
+    for step in (1, 2):
+        told = [{"step": step, "eval_loss": 1.0 / step}]
+        trainer_checkpoint(bench.runs / f"team/run/checkpoint-{step}", step=step, seed=step, log_history=told)
+    bench.settle()
+    bench.work()
+    moves = tags.history(bench.homes.get("team").remote, "team-run", "best")
+    assert [(move.to, move.who) for move in moves] == [(1, who), (2, who)]
+    bench.catalog.close()

@@ -297,6 +297,19 @@ def test_a_decision_whose_writer_died_is_told_by_the_collector(place: Place, kin
     audit(place.remote)
 
 
+@pytest.mark.parametrize("damage", [b"weighbridge/manifest/3", b"weighbridge/manifest/1\\"])
+def test_a_damaged_decision_keeps_no_collector_from_the_rest(place: Place, damage: bytes) -> None:
+    """It is told to nobody and stays as it is, for `verify` to name; the next number is given up all the same."""
+    n = place.open(2)
+    key = layout.manifest(NAME, 1)
+    body = place.remote.read(key).replace(b"weighbridge/manifest/1", damage)
+    place.remote.delete(key)
+    place.remote.create(key, body)
+    place.time += DEAD_AFTER
+    assert collect(place.remote, place.registry, by="c", loose_ends=[(NAME, 1), (NAME, n)]) == [(NAME, n)]
+    assert place.remote.read(key) == body
+
+
 def test_a_claim_that_was_never_told_is_given_up_once_it_is_a_gap(place: Place) -> None:
     """Its owner died before the announcement; the next number shows that one is missing, and a void ends it."""
     n = place.open(2)
