@@ -13,8 +13,9 @@ from typing import Final
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import JobStore
 from weighbridge.registry.errors import WeighbridgeError
-from weighbridge.registry.flow.follow import Told, beside
+from weighbridge.registry.flow.follow import Told
 from weighbridge.registry.flow.publish import UNTOLD
+from weighbridge.registry.flow.unnamed import beside
 
 AGAIN_AFTER: Final = 300.0
 """Seconds after which a mirror that could not be told is tried again."""
@@ -48,7 +49,10 @@ class Following:
                 mirror.confirm()
                 # Empty until it is done: after a death in between, what was brought may not have been told.
                 self._store.follow(remote, name, "")
-                told = beside(source.remote, mirror.remote, mirror.registry, name, retold=0.0 if before else UNTOLD)
+                told = beside(
+                    source.remote, mirror.remote, mirror.registry, name,
+                    settings=mirror.settings, retold=0.0 if before else UNTOLD,
+                )  # fmt: skip
             except WeighbridgeError as error:
                 self._failed(remote, name, error)
             else:

@@ -140,7 +140,7 @@ class Session:
         self.deliveries = Deliveries(self.store, self.homes, settings.remotes, scratch)
         self.following = Following(self.store, self.homes)
         names = frozenset(rule.home for rule in settings.watch)
-        self.upkeep = Upkeep(self.store, self.homes, names, self._state, self._host)
+        self.upkeep = Upkeep(self.store, self.homes, names, self._state, self._owner.daemon)
         why = "file events are switched off" if self._scan_only else None
         reasons = {root: why or mounts.network_filesystem(root, table) for root in self.folders.roots}
         self._scan_roots = [(root, reason) for root, reason in reasons.items() if reason is not None]

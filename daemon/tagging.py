@@ -36,8 +36,9 @@ def tag_best(home: Home, job: Job, rule: WatchRule, *, name: str, n: int, host: 
         if of is not None and not _beats(job, of, metric, sense):
             return False
     why = f"{metric} {job.metric:g}" if metric else "the trainer's own choice"
+    who = f"{MARK} on {host}" if home.settings.paths == "keep" else MARK
     try:
-        tags.move(home.remote, home.registry, name, BEST, n, f"{MARK} on {host}", why)
+        tags.move(home.remote, home.registry, name, BEST, n, who, why)
     except errors.ConflictError:
         _log.info("the tag was moved by somebody else meanwhile", extra={"ref": f"{name}:{BEST}"})
         return False

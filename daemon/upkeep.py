@@ -13,7 +13,7 @@ import msgspec
 from weighbridge.daemon.copying import STAGING
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import ACTIVE, JobStore
-from weighbridge.registry import findings
+from weighbridge.registry import findings, layout
 from weighbridge.registry.errors import (
     DeniedError,
     IntegrityError,
@@ -23,6 +23,7 @@ from weighbridge.registry.errors import (
     WeighbridgeError,
     WithdrawnError,
 )
+from weighbridge.registry.flow.claims import from_copy
 from weighbridge.registry.flow.collect import sweep, sweep_staged
 from weighbridge.registry.flow.stage import Bundle
 from weighbridge.registry.flow.verify import Reading, verify_version
@@ -43,12 +44,12 @@ _log = logging.getLogger(__name__)
 class Upkeep:
     """The scheduled tasks; each may fail and is tried again by the next turn."""
 
-    def __init__(self, store: JobStore, homes: Homes, names: frozenset[str], state: Path, host: str) -> None:
+    def __init__(self, store: JobStore, homes: Homes, names: frozenset[str], state: Path, who: str) -> None:
         self._store = store
         self._homes = homes
         self._names = names
         self._state = state
-        self._host = host
+        self._who = who
 
     def sync(self) -> None:
         """Bring what we know of every home up to its feed."""
@@ -111,15 +112,19 @@ class Upkeep:
             place = self._homes.get(name)
             place.confirm()
             if place.name not in self._names:
-                sweep_staged(place.remote, denied=lambda _: None)
+                sweep_staged(place.remote)
                 return
-            swept = sweep(place.remote, place.registry, place.catalog, by=self._host)
+            swept = sweep(place.remote, place.registry, place.catalog, by=self._who)
             for gone, n in swept.voided:
                 self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
             for open_, n in swept.whole:
                 ref = f"{open_}@v{n}"
                 why = f"all its files lie there: registry verify {ref} --mend publishes it"
                 _log.warning("a number was never finished", extra={"ref": ref, "why": why})
+            for open_, n in swept.damaged:
+                key = layout.claim(open_, n)
+                extra = {"ref": f"{open_}@v{n}", "why": f"{key} is damaged", "fix": from_copy(key)}
+                _log.warning("a number was never finished", extra=extra)
 
     def hold(self) -> None:
         """Touch the stages that jobs of ours wait with: they are no leftovers, however long a job waits."""

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import socket
-import time
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -70,24 +70,45 @@ def held(place: Path | None) -> Iterator[None]:
 
 
 def sweep(folder: Path, older_than: float) -> int:
-    """Remove the copies that nobody holds and in which nothing changed for so many seconds; return how many.
+    """Remove the copies that nobody holds and in which nothing changed for so many seconds; return how many."""
+    removed = 0
+    for place in leftovers(folder, older_than):
+        shutil.rmtree(place, ignore_errors=True)
+        removed += not place.exists()
+    return removed
 
-    One of this machine goes after `FREE_AFTER` when that is sooner: that its lock is free says that its command ended.
+
+def leftovers(folder: Path, older_than: float) -> Iterator[Path]:
+    """Yield the copies that nobody holds and in which nothing changed for so many seconds of their file system's clock.
+
+    One of this machine is left after `FREE_AFTER` when that is sooner: that its lock is free says that its command
+    ended. Of a cache in a home that many machines share the server dates what lies there.
     """
     if not folder.is_dir():
-        return 0
-    removed = 0
+        return
     with disk.speaking(f"cannot sweep {shown(str(folder))}"):
         places = list(folder.iterdir())
+        if not places:
+            return
+        os.utime(folder)  # dated by the file system itself, also where it has no room
+        now = folder.stat().st_mtime
     for place in places:
         with suppress(OSError):  # another process sweeps, too, or publishes and is done
             free = _is_free(place)
             sure = free is True and place.name.startswith(f"{_machine()}-")
             latest = max(found.lstat().st_mtime for found in (place, *place.rglob("*")))
-            if free is not False and time.time() - latest >= (min(older_than, FREE_AFTER) if sure else older_than):
-                shutil.rmtree(place, ignore_errors=True)
-                removed += not place.exists()
-    return removed
+            if free is not False and now - latest >= (min(older_than, FREE_AFTER) if sure else older_than):
+                yield place
+
+
+def size_of(place: Path) -> int:
+    """Return the bytes of a file, or of every file in a folder; what goes away meanwhile does not count."""
+    total = 0
+    for one in (place, *place.rglob("*")) if place.is_dir() and not place.is_symlink() else (place,):
+        with suppress(OSError):
+            found = one.lstat()
+            total += 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+    return total
 
 
 def _is_free(place: Path) -> bool | None:

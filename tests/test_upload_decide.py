@@ -387,6 +387,7 @@ def test_voiding_tells_the_team_and_clears(remote: Remote, registry: Registry, t
     remote.create(layout.version(NAME, 1, "adapter_model.safetensors"), b"half")
     for _ in range(2):
         void(remote, registry, NAME, claimed.claim.n, reason="nobody came", by="collector")
+        clear_void(remote, NAME, claimed.claim.n)
     assert json.loads(remote.read(layout.manifest(NAME, 1))) == {"void": "nobody came", "by": "collector"}
     assert [s.key for s in remote.list(layout.version(NAME, 1))] == [layout.manifest(NAME, 1)]
     told = [entry for part in changes(remote, 0).parts for entry in part.entries]

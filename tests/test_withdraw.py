@@ -168,14 +168,46 @@ def test_a_claim_whose_files_are_all_there_is_not_given_up(place: Place, foreign
         place.remote.create(layout.version(NAME, n, "notes.txt"), b"?")
     place.time += 2 * DEAD_AFTER
     before = sorted(found.key for found in place.remote.list(""))
-    told: list[tuple[str, int]] = []
-    tell = lambda name, n: told.append((name, n))  # noqa: E731
+    told: list[tuple[str, int, str]] = []
+    tell = lambda *end: told.append(end)  # noqa: E731
     assert collect(place.remote, place.registry, by="collector", tell=tell) == []
-    assert told == [(NAME, n)]
+    assert told == [(NAME, n, "whole")]
     assert sorted(found.key for found in place.remote.list("")) == before
     if not foreign:
         assert place.publish(2).n == n
         audit(place.remote)
+
+
+@pytest.mark.parametrize("damage", ["torn", "another content", "a later format", "empty"])
+@pytest.mark.parametrize("where", ["home", "mirror"])
+def test_a_claim_that_cannot_be_read_gives_nothing_up(place: Place, where: str, damage: str) -> None:
+    """Whose it is and what it lacks nobody can tell, at a home or on a mirror: all stays, and it is told."""
+    n = place.open(2)
+    for path, body in payload(2).items():
+        place.remote.create(layout.version(NAME, n, path), body)
+    remote, registry = place.remote, place.registry
+    if where == "mirror":
+        remote = MemoryRemote(clock=lambda: place.time)
+        registry = open_registry(remote, create=True)
+        for found in place.remote.list(layout.MODELS):
+            remote.create(found.key, place.remote.read(found.key))
+    key = layout.claim(NAME, n)
+    whole = remote.read(key)
+    bodies = {
+        "torn": whole[:-9],
+        "another content": whole.replace(b'"content":"sha256:', b'"content":"sha256:00', 1),
+        "a later format": whole.replace(b"weighbridge/manifest/1", b"weighbridge/manifest/3"),
+        "empty": b"",
+    }
+    remote.delete(key)
+    remote.create(key, bodies[damage])
+    place.time += 2 * DEAD_AFTER
+    before = sorted(found.key for found in remote.list(""))
+    told: list[tuple[str, int, str]] = []
+    for loose_ends in (None, [(NAME, n)]):
+        assert collect(remote, registry, by="c", loose_ends=loose_ends, tell=lambda *end: told.append(end)) == []
+    assert told == [(NAME, n, "damaged")] * 2
+    assert sorted(found.key for found in remote.list("")) == before
 
 
 @pytest.mark.parametrize("left", ["a file less", "a byte less"])
@@ -263,6 +295,19 @@ def test_a_decision_whose_writer_died_is_told_by_the_collector(place: Place, kin
     assert (left == {"manifest.json"}) == (kind == "void")
     catalog.close()
     audit(place.remote)
+
+
+@pytest.mark.parametrize("damage", [b"weighbridge/manifest/3", b"weighbridge/manifest/1\\"])
+def test_a_damaged_decision_keeps_no_collector_from_the_rest(place: Place, damage: bytes) -> None:
+    """It is told to nobody and stays as it is, for `verify` to name; the next number is given up all the same."""
+    n = place.open(2)
+    key = layout.manifest(NAME, 1)
+    body = place.remote.read(key).replace(b"weighbridge/manifest/1", damage)
+    place.remote.delete(key)
+    place.remote.create(key, body)
+    place.time += DEAD_AFTER
+    assert collect(place.remote, place.registry, by="c", loose_ends=[(NAME, 1), (NAME, n)]) == [(NAME, n)]
+    assert place.remote.read(key) == body
 
 
 def test_a_claim_that_was_never_told_is_given_up_once_it_is_a_gap(place: Place) -> None:

@@ -112,7 +112,16 @@ def _document(found: Opened, version: Resolved, text: str) -> dict[str, object]:
 
 
 def _note(found: Opened, version: Resolved, kind: Literal["card", "license"], text: str, why: str | None) -> None:
-    notes.add(found.remote, found.registry, version.name, version.n, kind, text=text, who=fresh.whoami(), why=why)
+    notes.add(
+        found.remote,
+        found.registry,
+        version.name,
+        version.n,
+        kind,
+        text=text,
+        who=fresh.whoami(found.settings),
+        why=why,
+    )
 
 
 def _words(before: str, version: Resolved, source: str | None) -> str:

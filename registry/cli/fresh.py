@@ -233,8 +233,12 @@ def remember(found: Opened, name: str, n: int, level: str) -> None:
         found.catalog.checked(name, n, level, time.time())
 
 
-def whoami() -> str:
-    """Return `user@host`, for the record of who moved a tag or wrote a note."""
+def whoami(chosen: RemoteSettings) -> str:
+    """Return who moves a tag, withdraws or writes a note: `user@host`, by a digest where no such name is kept."""
+    return _whoami() if chosen.paths == "keep" else writer().daemon
+
+
+def _whoami() -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
@@ -244,7 +248,7 @@ def whoami() -> str:
 
 def writer() -> Owner:
     """Return who claims: this user of this machine, by a digest, because a claim may lie where no user name belongs."""
-    digest = sha256_bytes(f"weighbridge-push-v1\0{whoami()}".encode())
+    digest = sha256_bytes(f"weighbridge-push-v1\0{_whoami()}".encode())
     return Owner(host=socket.gethostname(), daemon=f"push-{digest[:32]}")
 
 

@@ -16,7 +16,7 @@ from weighbridge.registry.cli.catalogue import complete
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import Follower, following
 from weighbridge.registry.errors import DivergedError, NotFoundError, UsageError, WeighbridgeError
-from weighbridge.registry.flow import follow, place, sync
+from weighbridge.registry.flow import follow, place, sync, unnamed
 from weighbridge.registry.flow.follow import Carried, Told
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.refs import shown, split
@@ -61,7 +61,7 @@ def mirror(*, ref: str, to: str, remote: str | None, config: str | None, out: Ou
             if n is not None and n not in known:
                 raise NotFoundError(f"there is no {name}@v{n} on {source.name}", fix=f"registry ls {name}")
             carried = copying.versions(known if n is None else [n])
-            told = follow.beside(home.remote, receiving, registry, name)
+            told = unnamed.beside(home.remote, receiving, registry, name, settings=target)
             copying.remember(carried)
         finally:
             receiving.close()

@@ -1,17 +1,18 @@
 """`registry sweep`: what the daemon does now and then, for a team without one."""
 
-import socket
 from typing import Final
 
 import click
 import msgspec
 
 from weighbridge.config.values import Fault, duration
+from weighbridge.registry import layout
 from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.leftovers import Left, left
 from weighbridge.registry.cli.output import Output, span
-from weighbridge.registry.errors import DeniedError, UsageError
+from weighbridge.registry.errors import UsageError, WeighbridgeError
 from weighbridge.registry.flow import collect
+from weighbridge.registry.flow.claims import from_copy
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.refs import shown
 
@@ -32,37 +33,31 @@ def sweep(*, older_than: str | None, dry_run: bool, remote: str | None, config: 
     Unfinished uploads and copies go, superseded snapshots of the catalogue, and files under numbers that were given up.
     A number that was claimed seven days ago by the store's clock and never finished is given up; whoever still has the
     files publishes them under the next one. One whose files all lie there stays, and what finishes it is named. No
-    version is touched. Ends 4 when the credentials do not allow all of it.
+    version is touched, and on a mirror no number is given up. Ends 4 when the credentials do not allow all of it.
     """
     age = _age(older_than)
     chosen = context.choose_remote(context.settings(config), remote)
-    denied: list[DeniedError] = []
+    failed: list[WeighbridgeError] = []
     with fresh.opened(chosen, out) as found:
         check_writer(found.registry)
         fresh.catch_up(found)
         lying = Left(0, 0)
         try:
-            lying = left(chosen, age)
-        except DeniedError as error:
-            denied.append(error)
+            lying = left(found.remote, age)
+        except WeighbridgeError as error:  # what is only counted to be shown keeps nobody from the work
+            failed += [error] if dry_run else []
         if dry_run:
-            done = msgspec.structs.replace(_abandoned(found), staged=lying.copies)
+            done = collect.foreseen(found.remote, found.registry, found.catalog, failed=failed.append)
+            done = msgspec.structs.replace(done, staged=lying.copies)
         else:
             done = collect.sweep(
                 found.remote, found.registry, found.catalog,
-                by=socket.gethostname(), older_than=age, denied=denied.append,
+                by=fresh.writer().daemon, older_than=age, failed=failed.append,
             )  # fmt: skip
             fresh.catch_up(found)
     _tell(chosen.name, lying, done, out, dry_run=dry_run)
-    if denied:
-        raise denied[0]
-
-
-def _abandoned(found: fresh.Opened) -> collect.Swept:
-    if found.remote.properties.commits:
-        return collect.Swept()
-    loose, gaps = found.catalog.loose_ends(), found.catalog.gaps()
-    return collect.abandoned(found.remote, found.registry, loose, gaps)
+    if failed:
+        raise failed[0]
 
 
 def _age(text: str | None) -> float:
@@ -93,6 +88,7 @@ def _tell(remote: str, lying: Left, done: collect.Swept, out: Output, *, dry_run
                 "snapshots": done.snapshots,
                 "voided": [f"{name}@v{n}" for name, n in done.voided],
                 "whole": [f"{name}@v{n}" for name, n in done.whole],
+                "damaged": [f"{name}@v{n}" for name, n in done.damaged],
                 "cleared": done.cleared,
             }
         )
@@ -105,8 +101,13 @@ def _tell(remote: str, lying: Left, done: collect.Swept, out: Output, *, dry_run
         out.talk(
             f"  fix: registry verify {name}@v{n} --mend publishes it; registry withdraw takes it back then", "yellow"
         )
+    for name, n in done.damaged:
+        key = layout.claim(name, n)
+        out.talk(f"{name}@v{n} was never finished, and {key} is damaged: nobody can tell what it lacks", "yellow")
+        out.talk(f"  fix: {from_copy(key)}", "yellow")
     words = [str(lying._replace(copies=done.staged))]
     words += [f"{done.snapshots} superseded snapshots"] if done.snapshots else []
     words += [f"{done.cleared} files of numbers that were given up"] if done.cleared else []
-    given_up = "1 number" if len(done.voided) == 1 else f"{len(done.voided)} numbers"
-    out.say(f"{remote}: {', '.join(words)} {'would go' if dry_run else 'removed'}; {given_up} given up")
+    numbers = "1 number" if len(done.voided) == 1 else f"{len(done.voided)} numbers"
+    went, given_up = ("would go", "would be given up") if dry_run else ("removed", "given up")
+    out.say(f"{remote}: {', '.join(words)} {went}; {numbers} {given_up}")

@@ -64,10 +64,10 @@ def tag(
         if delete:
             assert name is not None
             assert tag is not None
-            told(tags.move(found.remote, found.registry, name, tag, None, fresh.whoami(), why), out)
+            told(tags.move(found.remote, found.registry, name, tag, None, fresh.whoami(chosen), why), out)
         elif tag is not None:
             version = found.resolve(ref)
-            moved = tags.move(found.remote, found.registry, version.name, tag, version.n, fresh.whoami(), why)
+            moved = tags.move(found.remote, found.registry, version.name, tag, version.n, fresh.whoami(chosen), why)
             told(moved, out)
         elif name is not None and own is not None and ":" in ref and own != "latest":
             history(tags.history(found.remote, name, own), name, own, out)

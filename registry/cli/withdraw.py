@@ -58,7 +58,7 @@ def withdraw(*, ref: str, reason: str, remote: str | None, config: str | None, o
     chosen = context.choose_remote(settings, remote)
     with fresh.opened(chosen, out, ref=ref) as found:
         check_writer(found.registry)
-        first = take_back(found.remote, found.registry, name, n, who=fresh.whoami(), why=reason.strip())
+        first = take_back(found.remote, found.registry, name, n, who=fresh.whoami(chosen), why=reason.strip())
         fresh.catch_up(found)
         left = _left(found, name, n, settings.remotes.values())
     if out.as_json:

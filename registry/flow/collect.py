@@ -1,17 +1,16 @@
 """Tying up what dead publishers left: open claims, decisions that nobody told, files under numbers that were given up.
 
 After seven days by the store's clock an open claim is voided, unless every file that it names lies there: whoever has
-the bytes may finish it, and the remote has them. A wrong guess is safe: of void and manifest one is created, and a
-publisher that still runs claims a new number.
+the bytes may finish it, and the remote has them. One that cannot be read may be such a one. A wrong guess is safe: of
+void and manifest one is created, and a publisher that still runs claims a new number.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain
-from typing import Final
-
-import msgspec
+from typing import Final, Literal
 
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.catalog import Catalog
@@ -20,7 +19,7 @@ from weighbridge.registry.flow.claims import decode
 from weighbridge.registry.flow.decision import Void, decided
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.hashing import sha256_bytes
-from weighbridge.registry.manifest import parse, parse_json
+from weighbridge.registry.manifest import parse
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.times import spelled
 
@@ -37,20 +36,29 @@ CLEARED_FOR: Final = 60 * 86_400.0
 Number = tuple[str, int]
 """A name, and a number of it."""
 
-Tell = Callable[[str, int], object]
-"""Is told of a number that stays open, because every file of it is there."""
+End = Literal["voided", "whole", "damaged"]
+"""What becomes of an open claim that is old enough: its number is given up, or stays open, as every file of it is there
+or as the claim cannot be read."""
+
+Tell = Callable[[str, int, End], object]
+"""Is told what became of a number, as soon as it did."""
+
+Failed = Callable[[errors.WeighbridgeError], object]
+"""Is told what kept a sweep from something."""
 
 
 class Swept(types.Value, frozen=True):
     """How many copies, snapshots and files that nobody goes on with were removed, and the numbers given up.
 
-    `whole` are numbers as old of which every file is there and only the decision is missing: they stay as they are.
+    Numbers as old that stay as they are: of `whole` every file is there and only the decision is missing, of `damaged`
+    the claim cannot be read.
     """
 
     staged: int = 0
     snapshots: int = 0
     voided: tuple[Number, ...] = ()
     whole: tuple[Number, ...] = ()
+    damaged: tuple[Number, ...] = ()
     cleared: int = 0
 
 
@@ -61,65 +69,93 @@ def sweep(
     *,
     by: str,
     older_than: float = LEFTOVER_AFTER,
-    denied: Callable[[errors.DeniedError], object] = lambda _: None,
+    failed: Failed = lambda _: None,
 ) -> Swept:
     """Remove from a home what dead publishers left, and end what they began, up to what its catalogue knows.
 
-    What was staged, and superseded snapshots, go after `older_than` seconds; claims by `collect`'s rule. `denied` is
-    told what these credentials may not do, which keeps nobody from the rest. Raises what else the remote raises.
+    What was staged, and superseded snapshots, go after `older_than` seconds; claims by `collect`'s rule. `failed` is
+    told what these credentials may not do, which keeps nobody from the rest, and what else the remote raises, which
+    ends the sweep: what was done until then is returned all the same.
     """
     check_writer(registry)
-    swept = sweep_staged(remote, older_than, denied=denied)
-    if remote.properties.commits:
-        return swept
-    whole: list[Number] = []
-    with _may(denied):
+    ends = _Ends()
+
+    def collected() -> int:
         loose, gaps = catalog.loose_ends(), catalog.gaps()
-        tell: Tell = lambda name, n: whole.append((name, n))  # noqa: E731
-        voided = collect(remote, registry, by=by, loose_ends=loose, gaps=gaps, tell=tell)
-        swept = msgspec.structs.replace(swept, voided=tuple(voided), whole=tuple(whole))
-    cleared = 0
-    with _may(denied):
-        cleared = clear(remote, catalog.given_up(remote.now() - CLEARED_FOR))
-    return msgspec.structs.replace(swept, cleared=cleared)
+        return len(collect(remote, registry, by=by, loose_ends=loose, gaps=gaps, tell=ends.add, denied=failed))
+
+    steps = _staged(remote, older_than, failed)
+    if not remote.properties.commits:
+        steps["voided"] = collected
+        steps["cleared"] = lambda: clear(remote, catalog.given_up(remote.now() - CLEARED_FOR), denied=failed)
+    return ends.swept(_done(steps, failed))
 
 
-def sweep_staged(
-    remote: Remote, older_than: float = LEFTOVER_AFTER, *, denied: Callable[[errors.DeniedError], object]
-) -> Swept:
+def sweep_staged(remote: Remote, older_than: float = LEFTOVER_AFTER, *, failed: Failed = lambda _: None) -> Swept:
     """Remove what was staged on a remote, and superseded snapshots, of at least this age: all a mirror needs."""
-    staged = snapshots = 0
-    with _may(denied):
-        staged = remote.sweep(older_than)
-    with _may(denied):
-        snapshots = snapshot.sweep(remote, older_than)
-    return Swept(staged=staged, snapshots=snapshots)
+    return _Ends().swept(_done(_staged(remote, older_than, failed), failed))
 
 
-@contextmanager
-def _may(denied: Callable[[errors.DeniedError], object]) -> Iterator[None]:
-    try:
-        yield
-    except errors.DeniedError as error:
-        denied(error)
+def _staged(remote: Remote, older_than: float, failed: Failed) -> dict[str, Callable[[], int]]:
+    return {
+        "staged": lambda: remote.sweep(older_than, denied=failed),
+        "snapshots": lambda: snapshot.sweep(remote, older_than),
+    }
 
 
-def abandoned(
+def _done(steps: Mapping[str, Callable[[], int]], failed: Failed) -> Counter[str]:
+    """Do one step after the other and return how much each did; one that was denied keeps nobody from the next."""
+    done: Counter[str] = Counter()
+    for name, step in steps.items():
+        try:
+            done[name] = step()
+        except errors.DeniedError as error:
+            failed(error)
+        except errors.WeighbridgeError as error:
+            failed(error)
+            break
+    return done
+
+
+class _Ends:
+    """What became of each number so far."""
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[Number, End]] = []
+
+    def add(self, name: str, n: int, end: End) -> None:
+        self._ends.append(((name, n), end))
+
+    def swept(self, done: Mapping[str, int]) -> Swept:
+        return Swept(
+            staged=done.get("staged", 0), snapshots=done.get("snapshots", 0), cleared=done.get("cleared", 0),
+            voided=self._of("voided"), whole=self._of("whole"), damaged=self._of("damaged"),
+        )  # fmt: skip
+
+    def _of(self, wanted: End) -> tuple[Number, ...]:
+        return tuple(number for number, end in self._ends if end == wanted)
+
+
+def foreseen(
     remote: Remote,
     registry: types.Registry,
-    loose_ends: Iterable[Number],
-    gaps: Mapping[str, Sequence[tuple[int, int]]],
+    catalog: Catalog,
     *,
+    failed: Failed = lambda _: None,
     dead_after: float = DEAD_AFTER,
 ) -> Swept:
-    """Return what `collect` would do now: the numbers that it would give up, and those that it would leave as whole."""
-    voided: list[Number] = []
-    whole: list[Number] = []
-    for name, n, _ in _claimed(remote, chain(loose_ends, _passed_over(remote, gaps)), remote.now() - dead_after):
-        decision = once.look(remote, layout.manifest(name, n))
-        if decision is None and _is_given_here(remote, registry, name, n):
-            (whole if _is_whole(remote, name, n) else voided).append((name, n))
-    return Swept(voided=tuple(voided), whole=tuple(whole))
+    """Return what `sweep` would do now with the numbers that its catalogue knows as open; nothing is written."""
+    ends = _Ends()
+
+    def look() -> int:
+        known = chain(catalog.loose_ends(), _passed_over(remote, catalog.gaps()))
+        for name, n, _ in _claimed(remote, known, remote.now() - dead_after):
+            end = _end(remote, registry, name, n) if once.look(remote, layout.manifest(name, n)) is None else None
+            if end is not None:
+                ends.add(name, n, end)
+        return 0
+
+    return ends.swept(_done({} if remote.properties.commits else {"open": look}, failed))
 
 
 def _claimed(remote: Remote, numbers: Iterable[Number], deadline: float) -> Iterator[tuple[str, int, float]]:
@@ -139,13 +175,16 @@ def collect(
     loose_ends: Iterable[Number] | None = None,
     gaps: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     dead_after: float = DEAD_AFTER,
-    tell: Tell = lambda _name, _n: None,
+    tell: Tell = lambda _name, _n, _end: None,
+    denied: Callable[[errors.DeniedError], object] = lambda _: None,
 ) -> list[Number]:
     """Void every open claim of this registry that is old enough and return (name, number) of each.
 
     Claims of other registries lie on a mirror, which decides nothing: they end as they end at their home. One of which
-    every file is there stays open, and `tell` is told: its publisher died at the last moment, or its decision was lost,
-    and to give it up would delete a version that `mend` can finish.
+    every file is there stays open: its publisher died at the last moment, or its decision was lost, and to give it up
+    would delete a version that `mend` can finish. One that cannot be read stays open, too: nobody can tell whose it is
+    and whether its files are all there, nothing is published under the name meanwhile, and a copy brings it back.
+    `tell` is told of each as soon as it is so, `denied` of files under a void that may not be removed.
 
     `loose_ends` are the numbers of which a catalogue does not know from the feed how they ended: those that were
     decided all the same are told to the team, as whoever decided them died before that. `gaps` are by name the runs of
@@ -162,42 +201,53 @@ def collect(
             stored = once.look(remote, layout.manifest(name, n))
             if stored is not None:
                 if loose_ends is not None:
-                    _tell(remote, registry, (name, n), stored, spelled(claimed_at))
+                    _tell(remote, registry, (name, n), stored, spelled(claimed_at), denied)
                 continue
-            if not _is_given_here(remote, registry, name, n):
-                continue
-            if _is_whole(remote, name, n):
-                tell(name, n)
-                continue
-            decide.void(remote, registry, name, n, reason="nobody finished it in time", by=by)
+            end = _end(remote, registry, name, n)
+            if end == "voided":
+                decide.void(remote, registry, name, n, reason="nobody finished it in time", by=by)
+                voided.append((name, n))
         except (errors.ConflictError, errors.MissingError):  # finished at the last moment, or never claimed
             continue
-        voided.append((name, n))
+        if end is not None:
+            tell(name, n, end)
+        if end == "voided":
+            clear(remote, [(name, n)], denied=denied)
     return voided
 
 
-def clear(remote: Remote, given_up: Iterable[Number]) -> int:
+def clear(
+    remote: Remote, given_up: Iterable[Number], *, denied: Callable[[errors.DeniedError], object] = lambda _: None
+) -> int:
     """Remove what lies under numbers that were given up, and return how many files that were.
 
     A publisher that came back too late and may not delete left it there, or whoever gave the number up was killed.
+    `denied` is told what may not be removed. A damaged decision gives nothing up: it is for `verify` to name.
     """
     removed = 0
     for name, n in given_up:
-        with suppress(errors.ConflictError, errors.MissingError):
-            removed += decide.clear_void(remote, name, n)
+        with suppress(errors.ConflictError, errors.MissingError, errors.IntegrityError, errors.UsageError):
+            removed += decide.clear_void(remote, name, n, denied=denied)
     return removed
 
 
-def _tell(remote: Remote, registry: types.Registry, number: Number, stored: bytes, claimed_at: str) -> None:
+def _tell(  # noqa: PLR0917 - where, of what, as it lies there and since when
+    remote: Remote,
+    registry: types.Registry,
+    number: Number,
+    stored: bytes,
+    claimed_at: str,
+    denied: Callable[[errors.DeniedError], object],
+) -> None:
     """Announce a decision that the feed lacks; a damaged one is for `rebuild` and `verify` to name."""
     name, n = number
     key = layout.manifest(name, n)
     try:
         found = decided(stored, key)
-    except errors.IntegrityError:
+    except (errors.IntegrityError, errors.UsageError):  # what looks like a later format is a flipped bit
         return
     if isinstance(found, Void):
-        decide.clear_void(remote, name, n)
+        decide.clear_void(remote, name, n, denied=denied)
         entry = feed.void_entry(name, n, stored, stored_at=claimed_at)
     else:
         card = once.look(remote, layout.version(name, n, "README.md"))
@@ -206,26 +256,24 @@ def _tell(remote: Remote, registry: types.Registry, number: Number, stored: byte
     feed.announce(remote, registry, [entry])
 
 
-def _is_given_here(remote: Remote, registry: types.Registry, name: str, n: int) -> bool:
+def _end(remote: Remote, registry: types.Registry, name: str, n: int) -> End | None:
+    """Return what becomes of an open claim that is old enough; None of one of another registry. Raises MissingError."""
     key = layout.claim(name, n)
+    stored = remote.read(key)
     try:
-        claim = parse_json(remote.read(key), key)
-    except errors.IntegrityError:
-        return True  # nobody can finish it
-    return not isinstance(claim, dict) or claim.get("registry") == registry.registry
-
-
-def _is_whole(remote: Remote, name: str, n: int) -> bool:
-    """Tell whether every file that an open claim names lies there, by name and size."""
-    key = layout.claim(name, n)
+        claim = decode(stored, key)
+        manifest = parse(claim.manifest.encode(), key)
+    except (errors.IntegrityError, errors.UsageError):  # what looks like a later format is a flipped bit
+        return "damaged"
+    if claim.registry != registry.registry:
+        return None
     try:
-        claim = decode(remote.read(key), key)
-        decide.check_set(remote, name, n, parse(claim.manifest.encode(), key))
+        decide.check_set(remote, name, n, manifest)
     except errors.ForeignBytesError:
-        return True  # and something else beside them
+        return "whole"  # and something else beside them
     except errors.IntegrityError:
-        return False
-    return True
+        return "voided"
+    return "whole"
 
 
 def _passed_over(remote: Remote, gaps: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Number]:

@@ -1,7 +1,6 @@
 """The decision comes last: `manifest.json` with the claim's exact bytes, or the void (docs/formats.md)."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from weighbridge.registry import errors, layout, types
@@ -87,7 +86,7 @@ def receipt(
 
 
 def void(remote: Remote, registry: types.Registry, name: str, n: int, *, reason: str, by: str) -> None:
-    """Give up a number that nobody committed, tell the team, and remove what was uploaded under it.
+    """Give up a number that nobody committed and tell the team; `clear_void` removes what was uploaded under it.
 
     Voiding twice is harmless. Raises ConflictError when the version is committed, MissingError without a claim.
     """
@@ -99,15 +98,16 @@ def void(remote: Remote, registry: types.Registry, name: str, n: int, *, reason:
         raise errors.ConflictError(
             f"{name}@v{n} is committed", why="its manifest is there", fix="a committed version can only be withdrawn"
         )
-    clear_void(remote, name, n)
     feed.announce(remote, registry, [feed.void_entry(name, n, stored or body)])
 
 
-def clear_void(remote: Remote, name: str, n: int) -> int:
+def clear_void(
+    remote: Remote, name: str, n: int, *, denied: Callable[[errors.DeniedError], object] = lambda _: None
+) -> int:
     """Remove what was uploaded under a number that was given up, and return how many files that were.
 
     No reader can see them. A writer that still runs is refused at its decision, and clears up in the same way; one that
-    may not delete leaves it to the collector.
+    may not delete leaves it to the collector, which is told of it by `denied` where it may not either.
     """
     if remote.properties.commits:
         return 0  # nothing lies there before its commit
@@ -117,10 +117,12 @@ def clear_void(remote: Remote, name: str, n: int) -> int:
     left = [found.key for found in remote.list(layout.version(name, n)) if found.key != key]
     # Weights last, as a loader that knows no manifest must not find a config beside half the weights.
     removed = 0
-    with suppress(errors.DeniedError):
+    try:
         for leftover in sorted(left, key=lambda k: (k.endswith(".safetensors"), k)):
             remote.delete(leftover)
             removed += 1
+    except errors.DeniedError as error:
+        denied(error)
     return removed
 
 

@@ -19,11 +19,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from weighbridge.registry import disk, errors, layout
+from weighbridge.registry import disk, errors, layout, stages
 from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import check_key, check_name, shown
 from weighbridge.registry.remotes.links import Links, is_stage
-from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
+from weighbridge.registry.remotes.protocol import Denied, Progress, Properties, Stat
 from weighbridge.registry.remotes.source import changed, opened
 
 _NONCE: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -203,22 +203,30 @@ class DirectoryRemote:
                 )
         return folder
 
-    def sweep(self, older_than: float) -> int:
-        """Remove stage files and folders in which nothing changed for so many seconds of the store's clock."""
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
+        """Remove stage files and folders in which nothing changed for so many seconds of the store's clock.
+
+        What belongs to somebody else may stay: its writer or an administrator sweeps it.
+        """
+        removed = 0
         with disk.speaking(f"cannot sweep {shown(self._url)}"):
-            removed = 0
-            for path in self.leftovers(older_than):
-                # What belongs to somebody else may stay: its writer or an administrator sweeps it.
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    with suppress(OSError):
-                        path.unlink()
+            for path in self._leftovers(older_than):
+                try:
+                    with disk.speaking(f"cannot remove {shown(str(path))}"):
+                        _remove(path)
+                except errors.DeniedError as error:
+                    denied(error)
+                except errors.WeighbridgeError:  # somebody is at work there, or was faster
+                    continue
                 removed += not os.path.lexists(path)
         return removed
 
-    def leftovers(self, older_than: float) -> Iterator[Path]:
-        """Yield the stage files and folders in which nothing changed for so many seconds of the store's clock."""
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each stage file and folder that `sweep` would remove."""
+        with disk.speaking(f"cannot look for leftovers in {shown(self._url)}"):
+            yield from map(stages.size_of, self._leftovers(older_than))
+
+    def _leftovers(self, older_than: float) -> Iterator[Path]:
         found = [Path(entry.path) for folder in self._stage_folders() for entry in _entries(folder)]
         deadline = self.now() - older_than if found else 0.0
         yield from (path for path in found if _last_change(path) <= deadline)
@@ -312,6 +320,17 @@ def _walk(root: Path, base: str, prefix: str, after: bytes | None) -> Iterator[S
             with suppress(FileNotFoundError):  # deleted since its folder was listed
                 found = entry.stat(follow_symlinks=False)
                 yield Stat(key, found.st_size, None, found.st_mtime)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with as much of it as one may; what others are at work on stays. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)  # again, to hear why something is left
+        else:
+            path.unlink()
 
 
 def _is_private(path: Path) -> bool:

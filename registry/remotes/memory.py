@@ -10,7 +10,7 @@ from pathlib import Path
 from weighbridge.registry import disk, errors
 from weighbridge.registry.hashing import CHUNK
 from weighbridge.registry.refs import check_key, shown
-from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
+from weighbridge.registry.remotes.protocol import Denied, Progress, Properties, Stat
 
 _shelves: dict[str, "MemoryRemote"] = {}
 
@@ -128,9 +128,13 @@ class MemoryRemote:
         """Return None: there is no local folder to upload from without a copy."""
         return None
 
-    def sweep(self, older_than: float) -> int:  # noqa: ARG002 - nothing is ever unfinished
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:  # noqa: ARG002 - nothing is ever unfinished
         """Return 0: nothing is ever unfinished here."""
         return 0
+
+    def unfinished(self, older_than: float) -> Iterator[int]:  # noqa: ARG002
+        """Yield nothing: nothing is ever unfinished here."""
+        yield from ()
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -10,8 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from weighbridge.registry.errors import DeniedError
+
 Progress = Callable[[int], None]
 """Called with the number of bytes that were just moved."""
+
+Denied = Callable[[DeniedError], object]
+"""Is told what these credentials may not do, where that keeps nobody from the rest."""
 
 Chunk = bytes | memoryview
 """Bytes of an object on their way; what is kept longer is copied."""
@@ -137,8 +142,15 @@ class Remote(Protocol):
         """Return a private local folder from which `upload` needs no second copy, or None where there is none."""
         ...
 
-    def sweep(self, older_than: float) -> int:
-        """Remove unfinished uploads and stage folders older than so many seconds; return how many."""
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
+        """Remove unfinished uploads and stage folders older than so many seconds of its clock; return how many.
+
+        What these credentials may not remove stays, and `denied` is told.
+        """
+        ...
+
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each of those that `sweep` would remove now; what ends meanwhile does not count."""
         ...
 
     def close(self) -> None:

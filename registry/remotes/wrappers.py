@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
-from weighbridge.registry.remotes.protocol import Chunk, Progress, Properties, Remote, Stat
+from weighbridge.registry.remotes.protocol import Chunk, Denied, Progress, Properties, Remote, Stat
 
 T = TypeVar("T")
 _AGAIN: Final = (errors.RetryableError, errors.OutcomeUnknownError)
@@ -89,9 +89,13 @@ class Wrapper:
         """Return the stage folder of the remote inside, if it has any."""
         return self.inner.stage(name, nonce)
 
-    def sweep(self, older_than: float) -> int:
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
         """Remove unfinished uploads and stages."""
-        return self.inner.sweep(older_than)
+        return self.inner.sweep(older_than, denied=denied)
+
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each unfinished upload or stage."""
+        yield from self.inner.unfinished(older_than)
 
     def close(self) -> None:
         """Give connections back."""
@@ -226,9 +230,13 @@ class Retrying(Wrapper):
         """Return the stage folder of the remote inside."""
         return self._repeat(lambda: self.inner.stage(name, nonce))
 
-    def sweep(self, older_than: float) -> int:
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
         """Remove unfinished uploads and stages; repeating is harmless."""
-        return self._repeat(lambda: self.inner.sweep(older_than))
+        return self._repeat(lambda: self.inner.sweep(older_than, denied=denied))
+
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each unfinished upload or stage; after a fault all are counted anew."""
+        yield from self._repeat(lambda: list(self.inner.unfinished(older_than)))
 
     def _repeat(self, call: Callable[[], T]) -> T:
         failed = self._begin()
@@ -385,6 +393,11 @@ class RateLimited(Wrapper):
         """Remove one object within the limits."""
         self._ask()
         super().delete(key)
+
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each unfinished upload or stage; counts as one request."""
+        self._ask()
+        yield from super().unfinished(older_than)
 
     def _ask(self) -> None:
         self._pause(self._requests.take(1))

@@ -8,12 +8,13 @@ from weighbridge.registry.cli.leftovers import left
 from weighbridge.registry.cli.output import span
 from weighbridge.registry.errors import WeighbridgeError
 from weighbridge.registry.flow.collect import LEFTOVER_AFTER
+from weighbridge.registry.remotes.protocol import Remote
 
 
-def unfinished(name: str, remote: RemoteSettings) -> Iterator[Check]:
+def unfinished(name: str, remote: RemoteSettings, opened: Remote) -> Iterator[Check]:
     """Yield a warning where something lies there; who may not list it sweeps nothing either."""
     try:
-        found = left(remote, LEFTOVER_AFTER)
+        found = left(opened, LEFTOVER_AFTER)
     except WeighbridgeError:
         return
     if found.copies:

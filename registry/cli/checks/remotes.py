@@ -76,6 +76,8 @@ def check(settings: Settings, remote: RemoteSettings, *, write: bool) -> Iterato
             yield from bucket(context.patient(remote), write=write, needed=needed)
         if write:
             yield from _writing(opened, name, remote, needed=needed)
+        if write or not folder:
+            yield from unfinished(name, remote, opened)  # of a folder the clock is asked by a file
     finally:
         opened.close()
     if folder is not None and write:
@@ -182,7 +184,6 @@ def _folder(settings: Settings, name: str, remote: RemoteSettings, folder: Path)
         yield Check(OK, f"{name}-clone", _clones(settings, one, folder))
     with suppress(OSError):  # what the probe object lay in
         (folder / PROBES).rmdir()
-    yield from unfinished(name, remote)
     free = free_bytes(folder)
     reserve = settings.daemon.disk_reserve
     if free < reserve:

@@ -5,7 +5,6 @@ from typing import Final
 
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli.checks.check import FAIL, OK, WARN, Check
-from weighbridge.registry.cli.checks.leftovers import unfinished
 from weighbridge.registry.errors import DeniedError, WeighbridgeError
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.s3 import health
@@ -24,7 +23,6 @@ def check(remote: RemoteSettings, *, write: bool, needed: bool) -> Iterator[Chec
         yield from _endpoint(opened.link.place, name, remote)
         yield from _listing(opened, name, remote)
         yield from _rules(opened, name, remote)
-        yield from unfinished(name, remote)
         yield from _store(opened, name, remote, write=write, needed=needed)
     finally:
         opened.close()

@@ -33,7 +33,7 @@ from weighbridge.registry.remotes.hub.tagging import follow
 from weighbridge.registry.remotes.hub.versions import Version, Versions
 from weighbridge.registry.remotes.hub.writer import ChildWriter, LocalWriter
 from weighbridge.registry.remotes.ledger import LEDGER_FILE, Ledger, encode, parse_ledger
-from weighbridge.registry.remotes.protocol import Progress, Properties, Stat
+from weighbridge.registry.remotes.protocol import Denied, Progress, Properties, Stat
 from weighbridge.registry.times import seconds, spelled
 
 ATTEMPTS: Final = 20
@@ -224,9 +224,14 @@ class HubRemote:
         del name, nonce
         return None
 
-    def sweep(self, older_than: float) -> int:
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
         """Remove what commands staged for the Hub and left behind, when nothing changed in it for so many seconds."""
+        del denied  # it is our own
         return stages.sweep(stages.root(self.line.environ), older_than)
+
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each copy that `sweep` would remove."""
+        yield from map(stages.size_of, stages.leftovers(stages.root(self.line.environ), older_than))
 
     def close(self) -> None:
         """End all uploads."""

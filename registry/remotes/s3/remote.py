@@ -27,13 +27,14 @@ from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk, errors, layout
 from weighbridge.registry.refs import check_key, shown
-from weighbridge.registry.remotes.protocol import Chunk, Progress, Properties, Stat
+from weighbridge.registry.remotes.protocol import Chunk, Denied, Progress, Properties, Stat
 from weighbridge.registry.remotes.s3 import multipart, proofs
 from weighbridge.registry.remotes.s3.client import Connection, Place, place_of
 from weighbridge.registry.remotes.s3.errors import CAUGHT, SENSELESS, is_senseless, translate
 from weighbridge.registry.remotes.s3.order import by_key
 from weighbridge.registry.remotes.s3.probe import FOLDER, Capabilities, Probe, record_path
 from weighbridge.registry.remotes.s3.ranges import WINDOW, Budget, Buffers, Reader
+from weighbridge.registry.remotes.s3.unfinished import give_up, unfinished
 from weighbridge.registry.remotes.source import changed, opened, whole
 
 SINGLE: Final = 16 << 20
@@ -245,23 +246,31 @@ class S3Remote:
         self._writable()
         return None
 
-    def sweep(self, older_than: float) -> int:
-        """Give up uploads in parts, and remove what a probe left, that are older than so many seconds."""
+    def sweep(self, older_than: float, *, denied: Denied = lambda _: None) -> int:
+        """Give up uploads to which no part came for so many seconds, and remove what a probe left that is as old."""
         deadline = self.now() - older_than
-        what = f"cannot give up an unfinished upload of {shown(self.url)}"
         removed = 0
-        for upload in list(multipart.uploads(self.link, "")):
-            if upload["Initiated"].timestamp() <= deadline:
-                with suppress(errors.MissingError, errors.RetryableError):  # somebody else was faster
-                    given = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
-                    self.link.ask("abort_multipart_upload", what, tries=_TRIES, **given)
-                    removed += 1
-        for left in list(self.list(FOLDER)):
-            if left.modified <= deadline - 3600:
-                with suppress(errors.DeniedError):
-                    self.delete(left.key)
-                    removed += 1
+        try:
+            for upload in unfinished(self.link, deadline):
+                removed += give_up(self.link, upload)
+        except errors.DeniedError as error:
+            denied(error)
+        try:
+            for left in self._probes(deadline):
+                self.delete(left.key)
+                removed += 1
+        except errors.DeniedError as error:
+            denied(error)
         return removed
+
+    def unfinished(self, older_than: float) -> Iterator[int]:
+        """Yield the bytes of each upload and of each probe that `sweep` would remove."""
+        deadline = self.now() - older_than
+        yield from (upload.bytes for upload in unfinished(self.link, deadline))
+        yield from (left.size for left in self._probes(deadline))
+
+    def _probes(self, deadline: float) -> Sequence[Stat]:
+        return [left for left in self.list(FOLDER) if left.modified <= deadline - 3600]
 
     def close(self) -> None:
         """Give connections and threads back."""
