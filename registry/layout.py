@@ -14,6 +14,7 @@ LAST: Final = 10**8 - 1
 _SNAP_TOP: Final = 10**12 - 1
 _FEED_KEY = re.compile(r"catalog/feed/([0-9]{12})\.json")
 _CLAIM_KEY = re.compile(r"models/([^/]+)/_wb/claims/([0-9]{8})\.json")
+_VERSION_KEY = re.compile(r"models/[^/]+/v[1-9][0-9]{0,7}/.+")
 _SNAP_KEY = re.compile(r"catalog/snap/([0-9]{12})\.jsonl\.gz")
 
 
@@ -37,6 +38,11 @@ def version(name: str, n: int, path: str = "") -> str:
     """Return the key of a version's file, or of its folder (ends with `/`)."""
     key = f"{MODELS}{check_name(name)}/v{n}/{path}"
     return check_key(key) if path else key
+
+
+def is_in_version(key: str) -> bool:
+    """Tell whether a key is that of a file of a version."""
+    return _VERSION_KEY.fullmatch(key) is not None
 
 
 def manifest(name: str, n: int) -> str:

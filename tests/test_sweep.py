@@ -193,7 +193,7 @@ def test_a_damaged_void_keeps_nobody_from_the_rest(desk: Desk) -> None:
     decision.write_bytes(decision.read_bytes()[:-3])
     late = layout.version(NAME, 2, "adapter_config.json")
     desk.remote.create(late, b"{}")
-    assert conforms(desk.ok("sweep", "--older-than", "6h", "--json").json, "sweep")["staged"] == 1
+    assert conforms(desk.ok("sweep", "--older-than", "1d", "--json").json, "sweep")["staged"] == 1
     assert late in keys(desk)
     assert desk.registry("verify", f"{NAME}@v2").code == 5
 
@@ -241,6 +241,25 @@ def bucket(seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S
         for number in range(1, parts + 1):
             remote.link.ask("upload_part", "x", Key=key, UploadId=ids[-1], PartNumber=number, Body=b"x" * 1000)
     yield remote, ids
+    remote.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "shared/"])
+def test_uploads_of_others_stay(seaweed: Server, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    """In a bucket that is not ours alone only files of versions, and what a probe sent, are given up and counted."""
+    servers.credentials(monkeypatch)
+    place = seaweed.place("shared")._replace(prefix=prefix, bucket=f"mixed-{len(prefix)}")
+    client = seaweed.client()
+    client.create_bucket(Bucket=place.bucket)
+    others = ["backup.tar", "models/llama.bin", "models/x/v0/a", "models/x/vision/a", "models/x/_wb/a", "_wb/other"]
+    ours = ["models/x/v1/model.safetensors", "models/x/v12/tokenizer/t.json", "_wb/probe/0/multipart"]
+    for key in (*others, *ours):
+        client.create_multipart_upload(Bucket=place.bucket, Key=f"{prefix}{key}")
+    remote = S3Remote(place)
+    assert len(list(remote.unfinished(-10))) == len(ours)
+    assert remote.sweep(-10) == len(ours)
+    left = client.list_multipart_uploads(Bucket=place.bucket)["Uploads"]
+    assert sorted(upload["Key"] for upload in left) == sorted(f"{prefix}{key}" for key in others)
     remote.close()
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from weighbridge.registry import errors
+from weighbridge.registry import errors, layout
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.s3 import multipart
 from weighbridge.registry.remotes.s3.client import Connection
+from weighbridge.registry.remotes.s3.probe import FOLDER
 
 _TRIES: Final = 3
 
@@ -22,10 +23,12 @@ class Upload(NamedTuple):
 def unfinished(link: Connection, before: float) -> Iterator[Upload]:
     """Yield each upload to which no part came since then, in seconds since 1970 by the store's clock.
 
-    A large file is under way for longer than any age, and each part of it is young. What ends meanwhile is no leftover.
+    A large file is under way for longer than any age, and each part of it is young. What ends meanwhile is no leftover,
+    nor is what others send to a bucket that is not ours alone: files of versions count, and what a probe sent.
     """
     for upload in list(multipart.uploads(link, "")):
-        if upload["Initiated"].timestamp() > before:
+        key = str(upload["Key"]).removeprefix(link.place.prefix)
+        if upload["Initiated"].timestamp() > before or not (layout.is_in_version(key) or key.startswith(FOLDER)):
             continue
         try:
             parts = list(_parts(link, upload["Key"], upload["UploadId"]))
