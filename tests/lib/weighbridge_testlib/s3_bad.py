@@ -67,10 +67,9 @@ class World:
 
     def bucket(self) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         """Return what lies in the bucket, by whomever: objects with their ETags, unfinished uploads with their ids."""
-        client = self._client
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.server.bucket)
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.server.bucket)
         found = {(entry["Key"], entry["ETag"]) for page in pages for entry in page.get("Contents", ())}
-        begun = client.list_multipart_uploads(Bucket=self.server.bucket).get("Uploads", ())
+        begun = self._client.list_multipart_uploads(Bucket=self.server.bucket).get("Uploads", ())
         return found, {(upload["Key"], upload["UploadId"]) for upload in begun}
 
     def once(self, key: Any, make: Callable[[], str]) -> str:
