@@ -153,6 +153,25 @@ def _private(manifest: Manifest, mirror: RemoteSettings) -> Refusal | None:
     )
 
 
+def held(mirror: Remote, name: str, n: int, manifest: Manifest, *, mirror_name: str) -> types.Receipt | None:
+    """Return the receipt of a version that lies on a mirror, whole by names and sizes, whoever brought it; else None.
+
+    Nothing is written. Raises ForeignBytesError, and what the remotes raise.
+    """
+    key = layout.claim(name, n)
+    stored = once.look(mirror, key) if once.look(mirror, layout.manifest(name, n)) == manifest.stored else None
+    if stored is None:
+        return None
+    claim, at = decode(stored, key), spelled(mirror.stat(key).modified)
+    claimed = Claimed(claim=claim, sha256=sha256_bytes(stored), joined=True, committed=True, stored_at=at)
+    try:
+        return receipt(mirror, mirror_name, claimed)
+    except errors.ForeignBytesError:
+        raise
+    except errors.IntegrityError:
+        return None
+
+
 @contextmanager
 def _stage(mirror: Remote, name: str, manifest: Manifest, scratch: Path) -> Iterator[Path]:
     """Give a folder for the bytes of a version, the same one after a cut; removed when all went well.
