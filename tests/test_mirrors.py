@@ -50,7 +50,7 @@ def test_a_mirror_follows_in_number_order(tmp_path: Path) -> None:
 
 
 def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
-    """Another claim under the same number is reported as diverged and nothing is moved."""
+    """Another claim under the same number is reported as diverged and nothing is moved, until a person has done so."""
     bench = with_mirror(tmp_path)
     lora_adapter(bench.runs / "team/run/checkpoint-1", seed=1)
     bench.settle()
@@ -64,6 +64,17 @@ def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     (row,) = bench.store.deliveries()
     assert row["state"] == "diverged"
     assert foreign.read_text() == "{}"
+    foreign.unlink()
+    home, mirror = bench.homes.get("team"), bench.homes.get("mirror")
+    for by_hand in (False, True):
+        if by_hand:
+            deliver(home.remote, mirror.remote, "team-run", 1, mirror_name="mirror", registry=mirror.registry,
+                    scratch=tmp_path / "scratch")  # fmt: skip
+        deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+        while deliveries.step():
+            pass
+        (row,) = bench.store.deliveries()
+        assert row["state"] == ("done" if by_hand else "diverged")
     bench.catalog.close()
 
 
