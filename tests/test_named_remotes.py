@@ -92,6 +92,8 @@ def test_a_fix_mends_the_remote_that_was_named(desk: Desk, monkeypatch: pytest.M
     manifest.write_bytes(b"torn")
     fix = desk.registry("push", "source", "--name", NAME, "--remote", str(desk.root), "--json").error["fix"]
     command = fix.partition("then: ")[2].partition(" makes ")[0]
+    told = desk.registry("mirror", NAME, "--remote", str(desk.root), "--to", "team", "--json").json["versions"][0]
+    assert told["fix"] == f"registry verify {NAME}@v1 --remote {shlex.quote(str(desk.root))}"
     manifest.unlink()
     follow(desk, command)
     assert manifest.exists()
