@@ -35,6 +35,7 @@ from weighbridge.config.settings import (
     Settings,
     SlurmSettings,
     WatchRule,
+    names_table,
 )
 from weighbridge.config.values import Check, Fault
 from weighbridge.registry.errors import DeniedError, UsageError
@@ -279,7 +280,7 @@ def _remotes(
     remotes: dict[str, RemoteSettings] = {}
     for name, table in tables.items():
         at = ("remotes", name)
-        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or len(name) > 64:
+        if not names_table(name):
             problems.append(Problem(at, "a remote's name has letters, digits, '-' and '_' only", "choose such a name"))
         elif isinstance(table, dict) and "url" not in table:
             problems.append(Problem(at, "'url' is missing", 'add url = "/absolute/folder", "s3://..." or "hf://..."'))

@@ -77,6 +77,14 @@ class WatchRule(NamedTuple):
     ema: str = "keep"
 
 
+_NAME_MAX: Final = 64
+
+
+def names_table(word: str) -> bool:
+    """Tell whether a word can stand in `[remotes.WORD]`."""
+    return word.replace("-", "").replace("_", "").isalnum() and word.isascii() and len(word) <= _NAME_MAX
+
+
 class RemoteSettings(NamedTuple):
     """One `[remotes.NAME]` table; what a scheme defaults to is filled in by `load`."""
 
@@ -105,6 +113,15 @@ class RemoteSettings(NamedTuple):
     """"one" is for stores that cannot refuse a key that is taken."""
     patience: float | None = None
     """Seconds in which an S3 store has to give its first answer; None: whoever asks says how long."""
+
+    @property
+    def word(self) -> str:
+        """What names this remote in a command, as it is typed into a shell."""
+        return self.name
+
+    def written(self, *lines: str) -> str:
+        """Return in words where these lines of the configuration have to stand."""
+        return f"{' and '.join(lines)} in [remotes.{self.name}]"
 
 
 class SlurmSettings(NamedTuple):

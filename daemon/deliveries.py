@@ -1,7 +1,8 @@
 """Versions on their way to mirrors: one row per version and mirror, in number order, each tried until it is there.
 
 A mirror that is down for a week changes nothing at home. A mirror that is stricter than the seal, or that holds
-something else, is told as such and never forced.
+something else, is told as such and never forced. What was refused is judged again when the daemon starts and when its
+settings were read again, which is when `Deliveries` is made; what somebody brought to the mirror by hand is delivered.
 """
 
 import logging
@@ -9,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,9 +19,10 @@ from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobs import delay
 from weighbridge.daemon.jobstore import JobStore
 from weighbridge.registry import errors
-from weighbridge.registry.flow.mirror import deliver, refused
+from weighbridge.registry.flow.mirror import deliver, held, refused
 from weighbridge.registry.flow.pull import checked_manifest
 
+_OPEN: Final = ("pending", "waiting")
 _log = logging.getLogger(__name__)
 
 
@@ -41,34 +43,53 @@ class Deliveries:
         self._remotes = remotes
         self._scratch = scratch
         self._clock = clock
+        self._again: set[tuple[str, str, int]] | None = None
+        """What was closed before and was not looked at again yet."""
 
     def pending(self) -> bool:
         """Tell whether there is a delivery that could be tried now."""
-        now = self._clock()
-        rows = self._store.deliveries("state IN ('pending', 'waiting')")
-        return any(row["until"] is None or row["until"] <= now for row in rows)
+        return self._next() is not None
 
     def step(self) -> bool:
         """Carry one delivery; return whether there was one that could be tried."""
-        held: set[tuple[str, str]] = set()
-        rows = self._store.deliveries("state IN ('pending', 'waiting')")
+        found = self._next()
+        if found is None:
+            return False
+        row, instead = found
+        if self._again:
+            self._again.discard(_key(row))
+        if instead is not None:
+            self._note(row, "skipped", f"v{instead} is waiting, and this mirror takes the latest only")
+        else:
+            self._carry(row)
+        return True
+
+    def _next(self) -> tuple[dict[str, Any], int | None] | None:
+        """Return the delivery whose turn it is, and the number that goes in its place to a mirror of the latest."""
+        if self._again is None:
+            closed = self._store.deliveries("state IN ('blocked', 'diverged')")
+            self._again = {_key(row) for row in closed if {row["remote"], row["home"]} <= self._remotes.keys()}
+        also = ", 'blocked', 'diverged'" if self._again else ""
+        rows = self._store.deliveries(f"state IN ('pending', 'waiting'{also})")
+        rows = [row for row in rows if row["state"] in _OPEN or _key(row) in self._again]
         newest: dict[tuple[str, str], int] = {}
         for row in rows:
             line = (row["remote"], row["name"])
             newest[line] = max(newest.get(line, 0), row["n"])
+        waiting: set[tuple[str, str]] = set()
         for row in rows:
             line = (row["remote"], row["name"])
-            if row["n"] < newest[line] and self._remotes[row["remote"]].mirror == "latest-only":
-                self._note(row, "skipped", f"v{newest[line]} is waiting, and this mirror takes the latest only")
-                return True
-            if line in held:
+            settings = self._remotes.get(row["remote"])
+            latest = settings is not None and settings.mirror == "latest-only"
+            if latest and row["state"] in _OPEN and row["n"] < newest[line]:
+                return row, newest[line]
+            if line in waiting:
                 continue  # an earlier number of this name is still waiting for this mirror
             if row["until"] is not None and row["until"] > self._clock():
-                held.add(line)
+                waiting.add(line)
                 continue
-            self._carry(row)
-            return True
-        return False
+            return row, None
+        return None
 
     def _carry(self, row: dict[str, Any]) -> None:
         remote, name, n = str(row["remote"]), str(row["name"]), int(row["n"])
@@ -76,14 +97,20 @@ class Deliveries:
             home, mirror = self._homes.get(str(row["home"])), self._homes.get(remote)
             manifest = checked_manifest(home.remote, name, n)
             refusal = refused(home.remote, mirror.remote, name, n, manifest, settings=self._remotes[remote])
-            if refusal is not None:
+            tried = row["state"] == "diverged" or (row["state"] == "blocked" and row["attempts"] > 0)
+            done = held(mirror.remote, name, n, manifest, mirror_name=remote) if refusal is not None or tried else None
+            if refusal is not None and done is None:
                 self._note(row, "blocked", refusal.why)
+                self._store.delivered(remote, name, n, attempts=0)
                 return
-            mirror.confirm()
-            done = deliver(
-                home.remote, mirror.remote, name, n,
-                mirror_name=remote, registry=mirror.registry, scratch=self._scratch,
-            )  # fmt: skip
+            if tried and done is None:
+                return  # its bytes were on their way once: they go again when somebody says so
+            if done is None:
+                mirror.confirm()
+                done = deliver(
+                    home.remote, mirror.remote, name, n,
+                    mirror_name=remote, registry=mirror.registry, scratch=self._scratch,
+                )  # fmt: skip
         except errors.DivergedError as error:
             self._note(row, "diverged", f"{error.what}: {error.why}")
         except (errors.WithdrawnError, errors.MissingError) as error:
@@ -92,6 +119,8 @@ class Deliveries:
             why = f"{error.what} ({error.why})" if error.why else error.what
             if not _passes(error):
                 self._note(row, "blocked", why)
+                judged = isinstance(error, errors.UsageError)  # by the settings, before a byte was moved
+                self._store.delivered(remote, name, n, attempts=0 if judged else row["attempts"] + 1)
                 return
             self._homes.failed(remote, error)
             until = self._clock() + delay(error, row["attempts"], random.random())  # noqa: S311 - jitter
@@ -105,9 +134,15 @@ class Deliveries:
 
     def _note(self, row: dict[str, Any], state: str, why: str) -> None:
         name, n, remote = str(row["name"]), int(row["n"]), str(row["remote"])
+        if (row["state"], row["reason"]) == (state, why):
+            return  # judged again, and told before
         _log.warning("a delivery ended", extra={"ref": f"{name}@v{n}", "mirror": remote, "state": state, "why": why})
         self._store.delivered(remote, name, n, state=state, reason=why, until=None)
         self._store.event(state, name=name, n=n, detail=f"{remote}: {why}")
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return str(row["remote"]), str(row["name"]), int(row["n"])
 
 
 def mend(row: Mapping[str, Any]) -> str:

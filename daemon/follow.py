@@ -1,8 +1,8 @@
 """Mirrors follow what is said of versions at home: moves of tags, withdrawals, notes.
 
 What the home's feed told is compared with what was brought to each mirror last, so that nothing is asked while nothing
-is said. A mirror that is away or refuses gets it later; a tag that waits for its version goes with the delivery of that
-version.
+is said. A version that somebody brought by hand counts like one that was delivered. A mirror that is away or refuses
+gets it later; a tag that waits for its version goes with the delivery of that version.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Final
 
 from weighbridge.daemon.homes import Homes
 from weighbridge.daemon.jobstore import JobStore
+from weighbridge.registry import layout
 from weighbridge.registry.errors import WeighbridgeError
 from weighbridge.registry.flow.follow import Told
 from weighbridge.registry.flow.publish import UNTOLD
@@ -49,10 +50,14 @@ class Following:
                 mirror.confirm()
                 # Empty until it is done: after a death in between, what was brought may not have been told.
                 self._store.follow(remote, name, "")
-                told = beside(
-                    source.remote, mirror.remote, mirror.registry, name,
-                    settings=mirror.settings, retold=0.0 if before else UNTOLD,
-                )  # fmt: skip
+                if versions or any(True for _ in mirror.remote.list(layout.claims(name))):
+                    known = before and not before.startswith("0 ")
+                    told = beside(
+                        source.remote, mirror.remote, mirror.registry, name,
+                        settings=mirror.settings, retold=0.0 if known else UNTOLD,
+                    )  # fmt: skip
+                else:
+                    told = Told()  # nothing of this name is there: its rules may keep even what is said away
             except WeighbridgeError as error:
                 self._failed(remote, name, error)
             else:

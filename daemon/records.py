@@ -142,8 +142,12 @@ class Records:
             self._db.table("deliveries").update((remote, name, n), changes | {"updated_at": time.time()})
 
     def mirrored(self) -> dict[tuple[str, str, str], int]:
-        """Return how many versions of a name were delivered, by mirror, home and name."""
-        sql = "SELECT remote, home, name, count(*) FROM deliveries WHERE state = 'done' GROUP BY remote, home, name"
+        """Return how many versions of a name were delivered, by mirror, home and name.
+
+        0 where all that were tried ended otherwise: somebody may have brought them by hand.
+        """
+        sql = """SELECT remote, home, name, sum(state = 'done') FROM deliveries
+                 WHERE state NOT IN ('pending', 'waiting') GROUP BY remote, home, name"""
         with self._catalog.immediate() as link:
             return {(remote, home, name): count for remote, home, name, count in link.execute(sql)}
 

@@ -344,4 +344,4 @@ def test_a_teammate_without_a_configuration_is_told_how_to_name_the_remote(
         "fix: name the team's remote with --remote URL or WEIGHBRIDGE_REMOTE, or begin one" in capsys.readouterr().err
     )
     assert main(["ls", "--remote", str(tmp_path / "gone")]) == 3
-    assert "the first registry push or registry mirror to it begins a registry there" in capsys.readouterr().err
+    assert "the first push or copy to it begins a registry there" in capsys.readouterr().err

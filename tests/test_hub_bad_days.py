@@ -190,6 +190,10 @@ def test_a_mirror_waits_where_that_can_help(hub: TestHub, tmp_path: Path, fault:
     hub.faults.clear()
     bench.deliver()
     assert [row["state"] for row in bench.store.deliveries("1")] == ["done" if state == "waiting" else "blocked"]
+    commits = hub.count("commit")
+    bench.restart()
+    bench.deliver()  # nothing that was tried and cannot be is sent again at every start
+    assert hub.count("commit") == commits
 
 
 def test_a_quota_is_waited_for_as_long_as_the_hub_says(hub: TestHub, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from weighbridge.daemon import report
 from weighbridge.daemon.deliveries import Deliveries
 from weighbridge.daemon.follow import AGAIN_AFTER, Following
 from weighbridge.registry import errors, layout
-from weighbridge.registry.flow import tags
+from weighbridge.registry.flow import once, tags
 from weighbridge.registry.flow.decision import committed
+from weighbridge.registry.flow.mirror import deliver
 from weighbridge.registry.flow.verify import verify_version
 from weighbridge.registry.flow.withdraw import withdraw
 from weighbridge.registry.remotes.directory import open_directory
@@ -49,7 +50,7 @@ def test_a_mirror_follows_in_number_order(tmp_path: Path) -> None:
 
 
 def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
-    """Another claim under the same number is reported as diverged and nothing is moved."""
+    """Another claim under the same number is reported as diverged and nothing is moved, until a person has done so."""
     bench = with_mirror(tmp_path)
     lora_adapter(bench.runs / "team/run/checkpoint-1", seed=1)
     bench.settle()
@@ -63,6 +64,17 @@ def test_a_mirror_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     (row,) = bench.store.deliveries()
     assert row["state"] == "diverged"
     assert foreign.read_text() == "{}"
+    foreign.unlink()
+    home, mirror = bench.homes.get("team"), bench.homes.get("mirror")
+    for by_hand in (False, True):
+        if by_hand:
+            deliver(home.remote, mirror.remote, "team-run", 1, mirror_name="mirror", registry=mirror.registry,
+                    scratch=tmp_path / "scratch")  # fmt: skip
+        deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+        while deliveries.step():
+            pass
+        (row,) = bench.store.deliveries()
+        assert row["state"] == ("done" if by_hand else "diverged")
     bench.catalog.close()
 
 
@@ -81,6 +93,46 @@ def test_a_stricter_mirror_that_came_later_is_told_of_and_gets_nothing(tmp_path:
     assert told["message"].startswith("the manifest holds the host host, the user ")
     assert told["fix"] == "registry mirror team-run@v1 --to mirror says what is in the way"
     assert not list((tmp_path / "mirror").rglob("models/*"))
+    bench.catalog.close()
+
+
+@pytest.mark.parametrize("mended", ["", "settings", "by hand"])
+def test_what_a_mirror_refused_is_judged_again_at_the_next_start(tmp_path: Path, mended: str) -> None:
+    """Where its rules let it in it goes there, what a person brought counts as delivered, and withdrawals follow."""
+    bench = with_mirror(tmp_path)
+    run_root(bench.runs / "team/run", steps=(1, 2), result=False)
+    bench.settle()
+    bench.work()
+
+    def started(paths: str) -> list[str]:
+        bench.restart()
+        bench.remotes["mirror"] = bench.remotes["mirror"]._replace(paths=paths)
+        deliveries = Deliveries(bench.store, bench.homes, bench.remotes, bench.state / "staging")
+        bench.homes.get("team").sync()
+        assert deliveries.pending() == any(row["state"] != "done" for row in bench.store.deliveries())
+        while deliveries.step():
+            pass
+        assert not deliveries.pending()
+        Following(bench.store, bench.homes).step()
+        return [row["state"] for row in bench.store.deliveries()]
+
+    assert started("rewrite") == ["blocked"] * 2
+    events = len(bench.store.events())
+    home, mirror = bench.homes.get("team"), bench.homes.get("mirror")
+    if mended == "by hand":
+        for n in (1, 2):
+            deliver(home.remote, mirror.remote, "team-run", n, mirror_name="mirror", registry=mirror.registry,
+                    scratch=tmp_path / "scratch")  # fmt: skip
+    withdraw(home.remote, home.registry, "team-run", 2, who="lw", why="wrong data")
+    for to in (1, None):
+        tags.move(home.remote, home.registry, "team-run", "prod", to, "lw")
+    there = "blocked" if not mended else "done"
+    assert started("keep" if mended == "settings" else "rewrite") == [there, "skipped"]
+    mirror = bench.homes.get("mirror")
+    assert (once.look(mirror.remote, layout.withdrawn("team-run", 2)) is not None) == (mended == "by hand")
+    assert bool(list((tmp_path / "mirror").rglob("models/*"))) == bool(mended)
+    if not mended:
+        assert len(bench.store.events()) == events + 1  # what is still refused is not told again
     bench.catalog.close()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from weighbridge.config.load import load, remote_settings
 from weighbridge.config.places import cache_dir
-from weighbridge.config.settings import RemoteSettings, Settings
+from weighbridge.config.settings import RemoteSettings, Settings, names_table
 from weighbridge.config.values import Fault
 from weighbridge.config.values import url as checked_url
 from weighbridge.registry.errors import UsageError
@@ -43,7 +43,8 @@ def choose_remote(
             return known[given]
         if "/" in given:
             told = _unnamed(given)
-            return next((one for one in known.values() if one.url == told.url), told)
+            same = next((one for one in known.values() if one.url == told.url), None)
+            return same or (told._replace(name=told.url) if told.name in known else told)
         near = attribute("weighbridge.config.nearest:nearest")(given, known)
         raise UsageError(
             f"there is no remote '{shown(given[:80])}'",
@@ -69,7 +70,23 @@ def _unnamed(url: str) -> RemoteSettings:
         whole = checked_url(url if "://" in url else os.path.abspath(os.path.expanduser(url)))  # noqa: PTH100, PTH111
     except Fault as fault:
         raise UsageError(f"--remote: {fault.message}", fix=fault.fix) from fault
-    return remote_settings(_label(whole), whole)
+    return GivenRemote(*remote_settings(_label(whole), whole))
+
+
+class GivenRemote(RemoteSettings):
+    """A remote that somebody named by its address; no table of the configuration has it."""
+
+    @property
+    def word(self) -> str:
+        """What names it in a command: its address, which means the same in every folder."""
+        quoted: str = attribute("shlex:quote")(shown(self.url))
+        return quoted
+
+    def written(self, *lines: str) -> str:
+        """Return in words the table that has to be added for these lines."""
+        name = self.name if names_table(self.name) else "NAME"
+        told = [f'url = "{shown(self.url)}"', *lines]
+        return f"a table [remotes.{name}] with {' and '.join(told)}"
 
 
 def _label(url: str) -> str:

@@ -13,7 +13,7 @@ from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry.cli import context, fresh, options
 from weighbridge.registry.cli.catalogue import complete
-from weighbridge.registry.cli.output import Output, size
+from weighbridge.registry.cli.output import Output, aimed, size
 from weighbridge.registry.cli.progress import Follower, following
 from weighbridge.registry.errors import DivergedError, NotFoundError, UsageError, WeighbridgeError
 from weighbridge.registry.flow import follow, place, sync, unnamed
@@ -132,7 +132,7 @@ def tell(copying: _Copying, carried: Sequence[Carried], told: Told) -> int:
                 "from": source.name,
                 "to": target.name,
                 "registry": copying.registry.registry,
-                "versions": [_version(name, one) for one in carried],
+                "versions": [_version(name, one, out.remote) for one in carried],
                 **msgspec.to_builtins(told),
             }
         )
@@ -165,7 +165,7 @@ def tell(copying: _Copying, carried: Sequence[Carried], told: Told) -> int:
     return 5 if refused else 0
 
 
-def _version(name: str, one: Carried) -> dict[str, Any]:
+def _version(name: str, one: Carried, remote: str | None) -> dict[str, Any]:
     return {
         "ref": f"{name}@v{one.n}",
         "version": one.n,
@@ -173,7 +173,7 @@ def _version(name: str, one: Carried) -> dict[str, Any]:
         "verified": one.verified,
         "bytes": one.bytes,
         "why": one.why,
-        "fix": one.fix,
+        "fix": one.fix and aimed(one.fix, remote),
     }
 
 

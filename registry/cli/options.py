@@ -3,18 +3,13 @@
 import os
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from weighbridge.registry.cli.output import FORMATS, Output
+from weighbridge.registry.cli.output import FORMATS, Output, aimed
 from weighbridge.registry.errors import WeighbridgeError
 from weighbridge.registry.shell import load
-
-_ASKING: Final = frozenset(
-    {"ls", "show", "pull", "verify", "tag", "card", "rebuild", "mirror", "withdraw", "purge", "sweep", "log"}
-)
-"""Commands that an error may tell people to type and that ask a remote."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,10 +44,9 @@ def remote(function: Command) -> Callable[..., Any]:
 
 def _aimed(error: WeighbridgeError, remote: str | None) -> str | None:
     """Return the fix of an error as it works here: for the remote that was named, or for somebody who named none."""
-    words = (error.fix or "").split()
-    if remote is not None and len(words) > 1 and words[0] == "registry" and words[1] in _ASKING:
-        return error.fix if "--remote" in words else f"{error.fix} --remote {load('shlex:quote')(remote)}"
-    if remote is None and "registry" in error.data and not os.environ.get("WEIGHBRIDGE_REMOTE"):
+    if remote is not None:
+        return aimed(error.fix, remote) if error.fix else error.fix
+    if "registry" in error.data and not os.environ.get("WEIGHBRIDGE_REMOTE"):
         begin = f"registry init --remote {load('shlex:quote')(str(error.data['registry']))}"
         return f"name the team's remote with --remote URL or WEIGHBRIDGE_REMOTE, or begin one: {begin}"
     return error.fix
@@ -68,7 +62,7 @@ def listing(function: Command) -> Callable[..., Any]:
     @wraps(function)
     def command(*args: Any, fmt: str, json_: bool, quiet: bool, color: str, **given: Any) -> Any:
         chosen = "json" if json_ else "name" if quiet and fmt == "table" else fmt
-        return function(*args, out=Output(chosen, quiet=quiet, color=color), **given)
+        return function(*args, out=Output(chosen, quiet=quiet, color=color, remote=given.get("remote")), **given)
 
     return command
 
@@ -81,6 +75,7 @@ def talking(function: Command) -> Callable[..., Any]:
     @_json
     @wraps(function)
     def command(*args: Any, json_: bool, quiet: bool, color: str, **given: Any) -> Any:
-        return function(*args, out=Output("json" if json_ else "table", quiet=quiet, color=color), **given)
+        chosen = "json" if json_ else "table"
+        return function(*args, out=Output(chosen, quiet=quiet, color=color, remote=given.get("remote")), **given)
 
     return command

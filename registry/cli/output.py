@@ -5,6 +5,7 @@ is cut to its width; into a pipe nothing is cut and nothing is coloured. JSON is
 """
 
 import os
+import re
 import sys
 import time
 import unicodedata
@@ -20,6 +21,17 @@ _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow":
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
 _SHRINK_TO: Final = 8
 _GAP: Final = "  "
+
+
+_OF_A_NAME: Final = frozenset({"show", "pull", "push", "verify", "tag", "card", "mirror", "withdraw", "purge"})
+_OF_A_REMOTE: Final = frozenset({"ls", "rebuild", "sweep", "log"})
+"""Commands that people may be told to type and that ask a remote: those that need a word more, and those that do not.
+
+A command of the first kind without its word is only spoken of.
+"""
+
+_NEXT: Final = re.compile(r"(?=\bregistry [a-z])")
+_TOLD: Final = re.compile(r"registry ([a-z]+)( (?!-|&&)[^\s,;]*[^\s,;:.])?")
 
 
 def text(value: Any) -> str:
@@ -86,6 +98,31 @@ def width(cell: str) -> int:
     )
 
 
+def aimed(text: str, remote: str | None) -> str:
+    """Return a text in which every command that asks a remote names the one that was named with `--remote`, if any.
+
+    The option stands behind the command's first word: what follows may be a sentence.
+    """
+    if remote is None:
+        return text
+    option = f" --remote {load('shlex:quote')(remote)}"
+    return "".join(_with(option, command) for command in _NEXT.split(text))
+
+
+def _with(option: str, command: str) -> str:
+    """Return a command, with the words up to the next one, with an option where that tells something."""
+    found = _TOLD.match(command)
+    if found is None or "--remote" in command.split():
+        return command
+    at = found.end()
+    if found[1] in _OF_A_REMOTE:
+        goes_on = found[2] is not None and command[at : at + 1] == " " and command[at + 1 : at + 2] not in {"-", ""}
+        at = found.end(1) if goes_on else at  # a sentence goes on
+    elif found[1] not in _OF_A_NAME or found[2] is None:
+        return command
+    return command[:at] + option + command[at:]
+
+
 class Column(NamedTuple):
     """One column of a table: the row's key, and how its value is shown."""
 
@@ -105,13 +142,19 @@ class Column(NamedTuple):
 class Output:
     """Where one command writes, in the format its options chose."""
 
-    __slots__ = ("color", "fmt", "quiet")
+    __slots__ = ("color", "fmt", "quiet", "remote")
 
-    def __init__(self, fmt: str = "table", *, quiet: bool = False, color: str = "auto") -> None:
-        """Choose a format of FORMATS; `quiet` silences talk, `color` is auto, always or never."""
+    def __init__(
+        self, fmt: str = "table", *, quiet: bool = False, color: str = "auto", remote: str | None = None
+    ) -> None:
+        """Choose a format of FORMATS; `quiet` silences talk, `color` is auto, always or never.
+
+        `remote` is what `--remote` named: commands that are told of name it, too.
+        """
         self.fmt = fmt
         self.quiet = quiet
         self.color = color
+        self.remote = remote
 
     @property
     def as_json(self) -> bool:
@@ -174,7 +217,7 @@ class Output:
     def talk(self, what: str, style: str | None = None) -> None:
         """Print one line of talk to stderr, unless -q was given."""
         if not self.quiet:
-            whole = shown(what)
+            whole = shown(aimed(what, self.remote))
             sys.stderr.write((self.paint(whole, style, sys.stderr) if style else whole) + "\n")
             sys.stderr.flush()
 

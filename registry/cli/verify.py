@@ -113,7 +113,7 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, out: Output, 
             fresh.remember(found, version.name, version.n, level)
         if any(wrong.code in _MENDED for wrong in checked.findings):
             checked = _with_cure(found, version.name, version.n, checked, settings)
-        checked = _at(found.settings.name, checked)
+        checked = _at(found.settings.word, checked)
     return tell(checked, "version", version.ref, version.ref, out, mended=mended)
 
 
@@ -160,7 +160,7 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
     at_home = claim is None or f'"registry":"{found.registry.registry}"'.encode() in claim
     if at_home and maybe is None:
         return checked
-    ref, here = f"{name}@v{n}", found.settings.name
+    ref, here = f"{name}@v{n}", found.settings.word
     look = "" if sound or maybe is None else f"registry verify {ref} --remote {maybe} tells whether its copy is sound; "
     source = sound or maybe or "HOME"
     if at_home:

@@ -80,7 +80,7 @@ def withdraw(*, ref: str, reason: str, remote: str | None, config: str | None, o
     out.talk(f"its files stay on {chosen.name} for at least {span(GRACE)}", "dim")
     for mirror in left:
         out.talk(f"{mirror} still holds it and gives it to whoever asks there; to tell it:", "yellow")
-        out.talk(f"  registry mirror {name}@v{n} --remote {chosen.name} --to {mirror}")
+        out.talk(f"  registry mirror {name}@v{n} --remote {chosen.word} --to {mirror}")
     if left:
         out.talk(f"its files there go with: registry purge {name}@v{n} --remote {left[0]}", "dim")
     out.say(f"{name}@v{n} withdrawn")

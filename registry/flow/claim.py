@@ -174,7 +174,7 @@ def _refuse_second_writer(taken: bytes, name: str, n: int, owner: types.Owner) -
         raise errors.SplitWritersError(
             f"{name}@v{n} was claimed by a second writer",
             why=f"{shown(str(host or 'somebody'))} writes to a registry that can only bear one writer",
-            fix="stop one of the two, then: registry verify the versions since",
+            fix=f"stop one of the two, then look at each version since: registry verify {name}@v{n}",
             n=n,
         )
 

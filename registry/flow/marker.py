@@ -31,7 +31,7 @@ def open_registry(
             raise NoRegistryError(
                 f"there is no registry at {shown(remote.url)}",
                 why=f"it holds no {layout.MARKER}",
-                fix="correct the URL; the first registry push or registry mirror to it begins a registry there",
+                fix="correct the URL; the first push or copy to it begins a registry there",
                 registry=remote.url,
             )
         if not remote.properties.conditional_create and writer is not None:

@@ -107,18 +107,17 @@ def stricter(manifest: Manifest, mirror: RemoteSettings) -> Refusal | None:
     One manifest serves all remotes, so a version that was sealed under milder rules cannot be changed any more.
     """
     licence = manifest.facts.license.id
-    table = f"[remotes.{mirror.name}]"
     told = _private(manifest, mirror)
     if told is not None:
         return told
     if licence is None and mirror.unknown_license == "block":
-        fix = f'unknown_license = "warn" in {table} lets it go there'
+        fix = mirror.written('unknown_license = "warn"') + " lets it go there"
         return Refusal(why=f"its licence is unknown, and {mirror.name} blocks that", fix=fix)
     if licence is not None and licence in mirror.deny_licenses:
-        fix = f"take it out of deny_licenses in {table}"
+        fix = f"take it out of {mirror.written('deny_licenses')}"
         return Refusal(why=f"its licence {licence} is denied by {mirror.name}", fix=fix)
     if mirror.remote_code == "block" and any(file.role == "code" for file in manifest.files):
-        fix = f'remote_code = "allow" in {table} lets it go there'
+        fix = mirror.written('remote_code = "allow"') + " lets it go there"
         return Refusal(why=f"it holds code, and {mirror.name} blocks that", fix=fix)
     return None
 
@@ -146,11 +145,32 @@ def _private(manifest: Manifest, mirror: RemoteSettings) -> Refusal | None:
     told = withhold.private(manifest.facts) if mirror.paths != "keep" else []
     if not told:
         return None
+    # Who said "internal = false" has to take that back, too: it says that private paths may not be kept.
+    lines = ['paths = "keep"'] if mirror.internal else ["internal = true", 'paths = "keep"']
     return Refusal(
         why=f"the manifest holds {', '.join(told)}, and {mirror.name} does not keep them",
-        fix=f'paths = "keep" in [remotes.{mirror.name}] lets them go there; registry push FOLDER --name OTHER-NAME '
-        f"--remote {mirror.name} publishes the files anew without them",
+        fix=f"{mirror.written(*lines)} lets them go there; registry push FOLDER --name OTHER-NAME "
+        f"--remote {mirror.word} publishes the files anew without them",
     )
+
+
+def held(mirror: Remote, name: str, n: int, manifest: Manifest, *, mirror_name: str) -> types.Receipt | None:
+    """Return the receipt of a version that lies on a mirror, whole by names and sizes, whoever brought it; else None.
+
+    Nothing is written. Raises ForeignBytesError, and what the remotes raise.
+    """
+    key = layout.claim(name, n)
+    stored = once.look(mirror, key) if once.look(mirror, layout.manifest(name, n)) == manifest.stored else None
+    if stored is None:
+        return None
+    claim, at = decode(stored, key), spelled(mirror.stat(key).modified)
+    claimed = Claimed(claim=claim, sha256=sha256_bytes(stored), joined=True, committed=True, stored_at=at)
+    try:
+        return receipt(mirror, mirror_name, claimed)
+    except errors.ForeignBytesError:
+        raise
+    except errors.IntegrityError:
+        return None
 
 
 @contextmanager

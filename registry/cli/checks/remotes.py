@@ -95,7 +95,8 @@ def _names(remote: Remote) -> int:
 def _not_begun(name: str, remote: RemoteSettings, folder: Path) -> Check:
     parent = nearest(folder.parent) if folder.is_absolute() else folder
     if folder.exists():
-        return Check(FAIL, name, f"{_title(remote)} is no folder", f"name a folder as url of [remotes.{remote.name}]")
+        where = f" as url of [remotes.{remote.name}]" if remote.word == remote.name else ""
+        return Check(FAIL, name, f"{_title(remote)} is no folder", f"name a folder{where}")
     if os.access(parent, os.W_OK | os.X_OK):
         return Check(
             WARN,

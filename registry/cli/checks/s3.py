@@ -93,7 +93,7 @@ def _found(can: Capabilities, name: str, remote: RemoteSettings) -> Iterator[Che
             FAIL,
             f"{name}-probe",
             f"{remote.name} ({can.server}) cannot be shared:\n" + "\n".join(lacks),
-            f'use another store, or set writers = "one" in [remotes.{remote.name}]; {_MANUAL}',
+            "use another store, or set " + remote.written('writers = "one"') + f"; {_MANUAL}",
         )
     else:
         status = WARN if can.read_back and can.ordered else FAIL
