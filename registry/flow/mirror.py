@@ -223,7 +223,8 @@ def _copy_claims(home: Remote, mirror: Remote, name: str, n: int) -> tuple[bytes
         stored = home.read(key)
         other = once.create(mirror, key, stored)
         if other is not None:
-            raise _diverged(name, number, f"{key} is another claim")
+            fix = f"if it is damaged, delete {key} there and mirror {name}@v{number} again"
+            raise _diverged(name, number, f"{key} is another claim", fix)
         if number < n:
             told.append(feed.claim_entry(decode(stored, key), sha256_bytes(stored)))
             void = _bring_void(home, mirror, name, number)
