@@ -19,6 +19,7 @@ from weighbridge.registry.errors import IntegrityError, NotFoundError, Unreachab
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import mend as mending
 from weighbridge.registry.flow import once, place
+from weighbridge.registry.flow.claims import Told
 from weighbridge.registry.flow.resolve import Resolved
 from weighbridge.registry.flow.verify import MENDING, Checked, Reading, verify_folder, verify_source, verify_version
 from weighbridge.registry.refs import shown, split
@@ -93,15 +94,16 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, out: Output, 
     with fresh.opened(chosen, out, ref=ref) as found:
         mended = _mend(found, ref, out) if mend else []
         version = _named(found, ref)
-        row = found.read(lambda catalog: catalog.version(version.name, version.n))
+        told = _told(found, version.name, version.n)
         with following(out) as follower:
             checked = verify_version(
                 found.remote,
                 version.name,
                 version.n,
-                manifest_sha256=version.manifest,
-                claim_sha256=row["claim"] if row else None,
+                manifest_sha256=told.manifest,
+                claim_sha256=told.claim,
                 card_sha256=version.card,
+                given_up=told.given_up,
                 reading=reading,
                 registry=found.registry,
                 begin=follower.begin,
@@ -118,14 +120,26 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, out: Output, 
 
 
 def _named(found: fresh.Opened, ref: str) -> Resolved:
-    """Return the version a reference means; one that a damaged decision hides from the team by its own number."""
+    """Return the version a reference means; one that a damaged decision or a lost void hides by its own number."""
     try:
         return found.resolve(ref)
-    except IntegrityError:
+    except (IntegrityError, NotFoundError) as error:
         name, n, _, _ = split(ref)
         if name is None or n is None:
             raise
+        if isinstance(error, NotFoundError) and not _told(found, name, n).given_up:
+            raise
         return Resolved(name=name, n=n, content="")
+
+
+def _told(found: fresh.Opened, name: str, n: int) -> Told:
+    """Return what the feed says of a number: what was only found by looking there says nothing for itself."""
+    row = found.read(lambda catalog: catalog.version(name, n))
+    if row is None:
+        return Told()
+    if found.read(lambda catalog: (name, n) in catalog.loose_ends()):
+        return Told(claim=row["claim"])
+    return Told(claim=row["claim"], manifest=row["manifest"], given_up=row["state"] == "void")
 
 
 def _mend(found: fresh.Opened, ref: str, out: Output) -> list[str]:
@@ -135,7 +149,10 @@ def _mend(found: fresh.Opened, ref: str, out: Output) -> list[str]:
         version = found.resolve(ref)
         name, n = version.name, version.n
     with following(out) as follower:
-        done = mending.mend(found.remote, found.settings.name, found.registry, name, n, progress=follower.total)
+        done = mending.mend(
+            found.remote, found.settings.name, found.registry, name, n,
+            told=_told(found, name, n), progress=follower.total,
+        )  # fmt: skip
     for key in done:
         out.talk(f"put back: {shown(key)}", "yellow")
     if layout.version(name, n, "README.md") in done:
@@ -173,7 +190,7 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
         again = f"registry mirror {ref} --remote {source} --to {here}"
 
     def cure(wrong: Finding) -> str:
-        if (wrong.fix or "").endswith(MENDING):
+        if "registry push FOLDER" not in (wrong.fix or ""):  # it needs no folder
             return str(wrong.fix)
         if not (wrong.fix or "").startswith("delete "):
             return look + again
