@@ -77,7 +77,7 @@ class Deliveries:
             manifest = checked_manifest(home.remote, name, n)
             refusal = refused(home.remote, mirror.remote, name, n, manifest, settings=self._remotes[remote])
             if refusal is not None:
-                self._note(row, "blocked", refusal.why)
+                self._note(row, "blocked", f"{refusal.why}; {refusal.fix}")
                 return
             mirror.confirm()
             done = deliver(

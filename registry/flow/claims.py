@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from weighbridge.registry import errors, layout, types
+from weighbridge.registry.catalog_read import View
 from weighbridge.registry.flow import once
 from weighbridge.registry.flow.decision import Void, claimed_text, decided, is_void
 from weighbridge.registry.hashing import sha256_bytes
@@ -150,6 +151,18 @@ def decode(stored: bytes, key: str) -> types.Claim:
     if parse(claim.manifest.encode(), f"the manifest in {key}").content != claim.content:
         raise _damaged(key, "its content is not that of its manifest")
     return claim
+
+
+def told_of(catalog: View, name: str, n: int) -> Told:
+    """Return what the feed says of a number: a decision that was only found by looking there says nothing for itself.
+
+    A void that was found so gave the number up all the same: nobody makes one by a flipped bit.
+    """
+    row = catalog.version(name, n)
+    if row is None:
+        return Told()
+    found = (name, n) in catalog.loose_ends()
+    return Told(claim=row["claim"], manifest=None if found else row["manifest"], given_up=row["state"] == "void")
 
 
 def standing(remote: Remote, name: str, n: int, stored: bytes, told: Told) -> Standing:

@@ -284,6 +284,17 @@ def _rendered(remote: Remote, name: str, n: int, manifest: Manifest, card_sha256
     return found
 
 
+def at_remote(checked: Checked, remote: str) -> Checked:
+    """Let the command that mends a version name the remote that was looked at."""
+    told = [
+        msgspec.structs.replace(one, fix=f"{one.fix.removesuffix(MENDING)} --remote {remote}{MENDING}")
+        if one.fix and one.fix.endswith(MENDING)
+        else one
+        for one in checked.findings
+    ]
+    return msgspec.structs.replace(checked, findings=told)
+
+
 def verify_folder(path: Path) -> Checked:
     """Compare a pulled folder with the manifest.json in it. Raises NotFoundError where there is none."""
     file = path / "manifest.json"
