@@ -162,6 +162,7 @@ def test_a_void_never_becomes_a_version(desk: Desk, lost: bool, published: bool)
     decision = given_up(desk, kept=True)
     if published:
         assert desk.ok("push", "more", "--name", NAME, "--share").out == f"{NAME}@v3\n"
+    desk.ok("mirror", NAME, "--to", "backup")
     whole = decision.read_bytes()
     spoil(decision, whole[:-3])
     if lost:
@@ -175,6 +176,10 @@ def test_a_void_never_becomes_a_version(desk: Desk, lost: bool, published: bool)
     assert b'"void"' in decision.read_bytes()
     rows = desk.ok("ls", NAME, "--all", "--json").json["versions"]
     assert [row["state"] for row in rows if row["version"] == 2] == ["void"]
+    desk.ok("mirror", NAME, "--to", "backup")
+    decision.unlink()
+    desk.ok("mirror", f"{NAME}@v2", "--remote", "backup", "--to", "team")  # what the fix says
+    assert decision.read_bytes() == whole
 
 
 def test_one_content_gets_no_second_number(desk: Desk) -> None:
