@@ -127,7 +127,8 @@ def test_the_number_of_a_lost_claim_goes_to_nobody_else(desk: Desk, squatted: bo
 
 
 def test_a_torn_claim_on_a_mirror_is_not_there_already(desk: Desk) -> None:
-    """It is named with its key, and comes anew when it was deleted; one that is torn at home counts nothing there."""
+    """It is named with its key, and comes anew when it was deleted; one that is torn at home goes nowhere."""
+    desk.ok("push", lora_adapter(desk.folder / "more", seed=2), "--name", NAME, "--share")
     desk.ok("mirror", NAME, "--to", "backup")
     copy = desk.folder / "backup" / CLAIM
     whole = spoil(copy, b"torn")
@@ -137,7 +138,10 @@ def test_a_torn_claim_on_a_mirror_is_not_there_already(desk: Desk) -> None:
     desk.ok("mirror", NAME, "--to", "backup")
     assert copy.read_bytes() == whole
     spoil(desk.root / CLAIM, b"torn")
-    assert "1 there already" in desk.ok("mirror", NAME, "--to", "backup").out
+    (desk.folder / "second").mkdir()
+    assert f"{CLAIM} is damaged" in desk.registry("mirror", f"{NAME}@v2", "--to", str(desk.folder / "second")).err
+    assert not (desk.folder / "second" / CLAIM).exists()
+    assert "2 there already" in desk.ok("mirror", NAME, "--to", "backup").out
 
 
 def given_up(desk: Desk, *, kept: bool) -> Path:

@@ -221,12 +221,13 @@ def _copy_claims(home: Remote, mirror: Remote, name: str, n: int) -> tuple[bytes
         if number < n and (name, number) in there:
             continue
         stored = home.read(key)
+        claim = decode(stored, key)  # first: what is torn at home goes nowhere
         other = once.create(mirror, key, stored)
         if other is not None:
             fix = f"if it is damaged, delete {key} there and mirror {name}@v{number} again"
             raise _diverged(name, number, f"{key} is another claim", fix)
         if number < n:
-            told.append(feed.claim_entry(decode(stored, key), sha256_bytes(stored)))
+            told.append(feed.claim_entry(claim, sha256_bytes(stored)))
             void = _bring_void(home, mirror, name, number)
             told += [void] if void is not None else []
     return stored, told
