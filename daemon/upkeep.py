@@ -129,7 +129,7 @@ class Upkeep:
                 self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
             for open_, n in swept.whole:
                 ref = f"{open_}@v{n}"
-                why = f"all its files lie there: registry verify {ref} --mend publishes it"
+                why = f"all its files lie there: registry verify {ref} --remote {name} --mend publishes it"
                 _log.warning("a number was never finished", extra={"ref": ref, "why": why})
 
     def sweep_own(self) -> None:
