@@ -100,7 +100,7 @@ class Deliveries:
             tried = row["state"] == "diverged" or (row["state"] == "blocked" and row["attempts"] > 0)
             done = held(mirror.remote, name, n, manifest, mirror_name=remote) if refusal is not None or tried else None
             if refusal is not None and done is None:
-                self._note(row, "blocked", refusal.why)
+                self._note(row, "blocked", f"{refusal.why}; {refusal.fix}")
                 self._store.delivered(remote, name, n, attempts=0)
                 return
             if tried and done is None:

@@ -147,6 +147,15 @@ class JobStore(Records):
         with self._catalog.immediate() as link:
             return [Made(*row) for row in link.execute(sql)]
 
+    def recorded(self, home: str, name: str, n: int) -> str | None:
+        """Return the sha256 of the manifest that a job committed as this version; None where no job did."""
+        sql = (
+            "SELECT receipt FROM jobs WHERE home = ? AND name = ? AND n = ? AND state = 'done' AND receipt IS NOT NULL"
+        )
+        with self._catalog.immediate() as link:
+            row = link.execute(sql, (home, name, n)).fetchone()
+        return None if row is None else str(msgspec.json.decode(row[0].encode())["manifest_sha256"])
+
     def runnable(self, now: float) -> list[Due]:
         """Return what has something to do now, those nearest to their end first, then by training step."""
         sql = f"SELECT id, path, name, state, step FROM jobs WHERE state IN {ACTIVE} AND (until IS NULL OR until <= ?)"  # noqa: S608

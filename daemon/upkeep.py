@@ -23,10 +23,10 @@ from weighbridge.registry.errors import (
     WeighbridgeError,
     WithdrawnError,
 )
-from weighbridge.registry.flow.claims import from_copy
+from weighbridge.registry.flow.claims import from_copy, told_of
 from weighbridge.registry.flow.collect import sweep, sweep_staged
 from weighbridge.registry.flow.stage import Bundle
-from weighbridge.registry.flow.verify import Reading, verify_version
+from weighbridge.registry.flow.verify import Reading, at_remote, verify_version
 from weighbridge.registry.types import Finding
 
 FORGOTTEN_AFTER: Final = 30 * 86_400.0
@@ -84,7 +84,15 @@ class Upkeep:
             reading: Reading = "all" if remote.properties.hashes_stored else "nothing"
             with suppress(UsageError, IntegrityError):
                 place.confirm()  # whether the store may be tried out
-            checked = verify_version(remote, name, n, reading=reading, registry=place.registry)
+            told = told_of(place.catalog, name, n)
+            checked = verify_version(
+                remote, name, n,
+                manifest_sha256=self._store.recorded(home, name, n) or told.manifest,
+                claim_sha256=told.claim,
+                reading=reading,
+                registry=place.registry,
+            )  # fmt: skip
+            checked = at_remote(checked, home)
             count = checked.levels.get("size", 0)
             if count == 0:
                 return checked.findings
@@ -119,7 +127,7 @@ class Upkeep:
                 self._store.event("voided", name=gone, n=n, detail="nobody finished it in time")
             for open_, n in swept.whole:
                 ref = f"{open_}@v{n}"
-                why = f"all its files lie there: registry verify {ref} --mend publishes it"
+                why = f"all its files lie there: registry verify {ref} --remote {name} --mend publishes it"
                 _log.warning("a number was never finished", extra={"ref": ref, "why": why})
             for open_, n in swept.damaged:
                 key = layout.claim(open_, n)

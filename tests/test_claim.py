@@ -340,7 +340,7 @@ def test_what_is_known_is_not_read_again(registry: Registry, remote: Remote) -> 
     faulty = Faulty(remote)
     claim(faulty, registry, NAME, manifest(21), OWNER, known=known)
     assert faulty.count("read") <= 4
-    assert faulty.count() <= 7
+    assert faulty.count() <= 8  # one of them sees that the new number was never decided
     for n in (20, 21):
         remote.delete(layout.claim(NAME, n))
     claimed = claim(remote, registry, NAME, manifest(77), OWNER, known=known)

@@ -185,6 +185,10 @@ def test_a_push_tells_what_it_put_back_and_what_it_cannot(desk: Desk) -> None:
     for torn in (b"torn", whole.replace(b"weighbridge/manifest/1", b"weighbridge/manifest/3"), whole[:-1] + b" }"):
         spoil(manifest, torn)
         error = desk.registry("push", "source", "--name", NAME, "--json").error
+        if torn.endswith(b" }"):  # it says the same in other bytes: the claim could as well be the damaged one
+            assert error["fix"].startswith(f"registry verify {NAME}@v1 tells which")
+            assert fixes(desk)[0].startswith(f"delete {layout.manifest(NAME, 1)} on the remote")
+            continue
         assert error["fix"].startswith(f"delete {layout.manifest(NAME, 1)} on the remote")
         assert desk.registry("pull", f"{NAME}@v1", "x", "--json").error["fix"] == f"registry verify {NAME}@v1"
     spoil(manifest, whole)

@@ -91,6 +91,7 @@ def test_a_stricter_mirror_that_came_later_is_told_of_and_gets_nothing(tmp_path:
     (told,) = report.undelivered(bench.store, bench.homes)
     assert (told["code"], told["state"]) == ("mirror-refuses", "blocked")
     assert told["message"].startswith("the manifest holds the host host, the user ")
+    assert '; paths = "keep" in [remotes.mirror] lets them go there; ' in told["message"]
     assert told["fix"] == "registry mirror team-run@v1 --to mirror says what is in the way"
     assert not list((tmp_path / "mirror").rglob("models/*"))
     bench.catalog.close()

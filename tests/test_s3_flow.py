@@ -83,7 +83,7 @@ def test_a_joined_version_costs_no_transfer(seaweed: Server, tmp_path: Path) -> 
     """Files that are there already are compared by the server's hash; nothing is sent or read again."""
     first = remote_at(seaweed, "joined")
     registry = open_registry(first, create=True)
-    decisions = Faulty(first, lambda call: "die-before" if call.key.endswith("/manifest.json") else None)
+    decisions = Faulty(first, lambda call: "die-before" if call[1:] == ("create", layout.manifest(NAME, 1)) else None)
     made = candidate(first, tmp_path / "first", files=large(3))
     with pytest.raises(Killed):
         publish(decisions, "team", registry, made, OWNER, render=rendered)

@@ -56,6 +56,8 @@ def test_every_version_is_read_again_whatever_became_of_it(bench: Bench, monkeyp
     for _ in range(3):
         keeper(bench).verify()
     assert looked_at(bench) == {1: [], 2: ["manifest-damaged"], 3: []}
+    (told,) = report._damaged(bench.store)
+    assert told["fix"] == "registry verify team-run@v2 --remote team --mend"
 
 
 class Far(Wrapper):

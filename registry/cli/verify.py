@@ -19,8 +19,9 @@ from weighbridge.registry.errors import IntegrityError, NotFoundError, Unreachab
 from weighbridge.registry.findings import outcome
 from weighbridge.registry.flow import mend as mending
 from weighbridge.registry.flow import once, place
+from weighbridge.registry.flow.claims import told_of
 from weighbridge.registry.flow.resolve import Resolved
-from weighbridge.registry.flow.verify import MENDING, Checked, Reading, verify_folder, verify_source, verify_version
+from weighbridge.registry.flow.verify import Checked, Reading, at_remote, verify_folder, verify_source, verify_version
 from weighbridge.registry.refs import shown, split
 from weighbridge.registry.types import Finding
 
@@ -53,7 +54,8 @@ def verify(
     when anything differs, and 8 when nothing does but of some files only the size is known.
 
     With --mend the decision comes back out of its claim, once every file was read, and card and history out of the
-    decision; what is damaged lies in the way and stays until it is deleted, as the fix says.
+    decision; what is damaged lies in the way and stays until it is deleted, as the fix says. Nothing is put back that
+    the team was not told of, and a number that was given up is given up again.
     """
     if read and quick:
         raise UsageError("--read and --quick exclude each other", fix="leave one of them out")
@@ -93,15 +95,16 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, out: Output, 
     with fresh.opened(chosen, out, ref=ref) as found:
         mended = _mend(found, ref, out) if mend else []
         version = _named(found, ref)
-        row = found.read(lambda catalog: catalog.version(version.name, version.n))
+        told = found.read(lambda catalog: told_of(catalog, version.name, version.n))
         with following(out) as follower:
             checked = verify_version(
                 found.remote,
                 version.name,
                 version.n,
-                manifest_sha256=version.manifest,
-                claim_sha256=row["claim"] if row else None,
+                manifest_sha256=told.manifest,
+                claim_sha256=told.claim,
                 card_sha256=version.card,
+                given_up=told.given_up,
                 reading=reading,
                 registry=found.registry,
                 begin=follower.begin,
@@ -113,17 +116,19 @@ def _version(ref: str, chosen: RemoteSettings, settings: Settings, out: Output, 
             fresh.remember(found, version.name, version.n, level)
         if any(wrong.code in _MENDED for wrong in checked.findings):
             checked = _with_cure(found, version.name, version.n, checked, settings)
-        checked = _at(found.settings.word, checked)
+        checked = at_remote(checked, found.settings.word)
     return tell(checked, "version", version.ref, version.ref, out, mended=mended)
 
 
 def _named(found: fresh.Opened, ref: str) -> Resolved:
-    """Return the version a reference means; one that a damaged decision hides from the team by its own number."""
+    """Return the version a reference means; one that a damaged decision or a lost void hides by its own number."""
     try:
         return found.resolve(ref)
-    except IntegrityError:
+    except (IntegrityError, NotFoundError) as error:
         name, n, _, _ = split(ref)
         if name is None or n is None:
+            raise
+        if isinstance(error, NotFoundError) and not found.read(lambda catalog: told_of(catalog, name, n)).given_up:
             raise
         return Resolved(name=name, n=n, content="")
 
@@ -135,7 +140,10 @@ def _mend(found: fresh.Opened, ref: str, out: Output) -> list[str]:
         version = found.resolve(ref)
         name, n = version.name, version.n
     with following(out) as follower:
-        done = mending.mend(found.remote, found.settings.name, found.registry, name, n, progress=follower.total)
+        done = mending.mend(
+            found.remote, found.settings.name, found.registry, name, n,
+            told=found.read(lambda catalog: told_of(catalog, name, n)), progress=follower.total,
+        )  # fmt: skip
     for key in done:
         out.talk(f"put back: {shown(key)}", "yellow")
     if layout.version(name, n, "README.md") in done:
@@ -173,7 +181,7 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
         again = f"registry mirror {ref} --remote {source} --to {here}"
 
     def cure(wrong: Finding) -> str:
-        if (wrong.fix or "").endswith(MENDING):
+        if "registry push FOLDER" not in (wrong.fix or ""):  # it needs no folder
             return str(wrong.fix)
         if not (wrong.fix or "").startswith("delete "):
             return look + again
@@ -182,17 +190,6 @@ def _with_cure(found: fresh.Opened, name: str, n: int, checked: Checked, setting
 
     told = [
         msgspec.structs.replace(one, fix=cure(one)) if one.code in _MENDED and one.fix else one
-        for one in checked.findings
-    ]
-    return msgspec.structs.replace(checked, findings=told)
-
-
-def _at(remote: str, checked: Checked) -> Checked:
-    """Let the command that mends a version name the remote that was looked at."""
-    told = [
-        msgspec.structs.replace(one, fix=f"{one.fix.removesuffix(MENDING)} --remote {remote}{MENDING}")
-        if one.fix and one.fix.endswith(MENDING)
-        else one
         for one in checked.findings
     ]
     return msgspec.structs.replace(checked, findings=told)

@@ -58,7 +58,11 @@ def withdraw(*, ref: str, reason: str, remote: str | None, config: str | None, o
     chosen = context.choose_remote(settings, remote)
     with fresh.opened(chosen, out, ref=ref) as found:
         check_writer(found.registry)
-        first = take_back(found.remote, found.registry, name, n, who=fresh.whoami(chosen), why=reason.strip())
+        row = found.read(lambda catalog: catalog.version(name, n))
+        first = take_back(
+            found.remote, found.registry, name, n,
+            who=fresh.whoami(chosen), why=reason.strip(), given_up=row is not None and row["state"] == "void",
+        )  # fmt: skip
         fresh.catch_up(found)
         left = _left(found, name, n, settings.remotes.values())
     if out.as_json:

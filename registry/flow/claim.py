@@ -68,6 +68,7 @@ def claim(
             _refuse_collision(remote, name)
         else:
             _refuse_stranger(remote, name, first, manifest, share=share)
+        _refuse_lost(remote, name, n)
         made = types.Claim(
             schema=types.SCHEMA_CLAIM,
             registry=registry.registry,
@@ -118,9 +119,13 @@ def made_before(
 def _join(
     remote: Remote, name: str, found: Mapping[int, Known], content: str, derivation: str | None, *, again: bool
 ) -> Claimed | None:
-    """Return the claim to join, or None when there is none. Claims that were given up do not count."""
+    """Return the claim to join, or None when there is none. Claims that were given up do not count.
+
+    One that is committed comes before one that is open: whoever claimed anew took that one for given up.
+    """
     withdrawn: types.Claim | None = None
     waiting: types.Claim | None = None
+    begun: Claimed | None = None
     done: Claimed | None = None
     for known in found.values():
         same = known.content == content
@@ -133,14 +138,16 @@ def _join(
         state, _ = claims.state(remote, claim)
         if state == "void":
             continue
+        if same and state == "committed":
+            return _claimed(remote, claim, known.sha256, joined=True, committed=True)
         if same:
-            return _claimed(remote, claim, known.sha256, joined=True, committed=state == "committed")
-        if state == "committed":
+            begun = begun or _claimed(remote, claim, known.sha256, joined=True, committed=False)
+        elif state == "committed":
             done = done or _claimed(remote, claim, known.sha256, joined=True, committed=True)
         else:
             waiting = claim
-    if done is not None:
-        return done
+    if begun is not None or done is not None:
+        return begun or done
     if waiting is not None:
         raise errors.NotFinishedError(
             f"{name}@v{waiting.n} is being published by {shown(waiting.owner.host)}",
@@ -211,6 +218,18 @@ def _rivals(remote: Remote, name: str) -> dict[str, float]:
                 found[other] = stored.modified
                 break
     return found
+
+
+def _refuse_lost(remote: Remote, name: str, n: int) -> None:
+    """Refuse a number that was decided: its claim was lost, and another one would keep the right one away for ever."""
+    try:
+        remote.stat(layout.manifest(name, n))
+    except errors.MissingError:
+        return
+    key = layout.claim(name, n)
+    raise errors.IntegrityError(
+        f"{key} is missing", why=f"{layout.manifest(name, n)} is there, which decides it", fix=claims.from_copy(key)
+    )
 
 
 def _refuse_collision(remote: Remote, name: str) -> None:

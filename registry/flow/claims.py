@@ -7,14 +7,18 @@ from typing import Final, Literal
 import msgspec
 
 from weighbridge.registry import errors, layout, types
+from weighbridge.registry.catalog_read import View
 from weighbridge.registry.flow import once
-from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.decision import Void, claimed_text, decided, is_void
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import Manifest, parse, parse_json
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote
 
 State = Literal["open", "committed", "void"]
+
+Standing = Literal["right", "wrong", "unknown"]
+"""What others say of a claim: the team was told of just this one, or of another, or nobody can tell."""
 
 _SERIAL: Final = 4
 """Claims that are read one after the other; more are worth threads."""
@@ -31,6 +35,14 @@ class Claimed(types.Value, frozen=True):
     joined: bool
     committed: bool
     stored_at: str | None = None
+
+
+class Told(types.Value, frozen=True):
+    """What the team was told of a number: the sha256 of its claim and of its manifest, and whether it was given up."""
+
+    claim: str | None = None
+    manifest: str | None = None
+    given_up: bool = False
 
 
 class Known(types.Value, frozen=True):
@@ -129,14 +141,64 @@ def load(remote: Remote, name: str, known: Known) -> tuple[types.Claim, bytes]:
 
 
 def decode(stored: bytes, key: str) -> types.Claim:
-    """Return the claim in these bytes. Raises IntegrityError, also when its content is not its manifest's."""
+    """Return the claim in these bytes. Raises IntegrityError, also when it is not its key's or its manifest's."""
     try:
         claim = msgspec.convert(parse_json(stored, key), types.Claim)
     except msgspec.ValidationError as error:
         raise _damaged(key, str(error)) from error
+    if claim.schema != types.SCHEMA_CLAIM or layout.claim_number(key) != (claim.name, claim.n):
+        raise _damaged(key, f"it says {shown(claim.schema)}, {shown(claim.name)} and number {claim.n}")
     if parse(claim.manifest.encode(), f"the manifest in {key}").content != claim.content:
         raise _damaged(key, "its content is not that of its manifest")
     return claim
+
+
+def told_of(catalog: View, name: str, n: int) -> Told:
+    """Return what the feed says of a number: a decision that was only found by looking there says nothing for itself.
+
+    A void that was found so gave the number up all the same: nobody makes one by a flipped bit.
+    """
+    row = catalog.version(name, n)
+    if row is None:
+        return Told()
+    found = (name, n) in catalog.loose_ends()
+    return Told(claim=row["claim"], manifest=None if found else row["manifest"], given_up=row["state"] == "void")
+
+
+def standing(remote: Remote, name: str, n: int, stored: bytes, told: Told) -> Standing:
+    """Return whether a claim as stored is the one that was written, by what was told of it and by the claim after it.
+
+    The manifest's digest says more than the claim's own: a repair of the feed tells of a claim as it found it.
+    """
+    digest = sha256_bytes(stored)
+    if told.claim not in {None, digest}:
+        return "wrong"
+    if told.manifest is not None:
+        return "right" if told.manifest == sha256_bytes(claimed_text(stored) or b"") else "wrong"
+    after = once.look(remote, layout.claim(name, n + 1))
+    try:
+        head = _heads.decode(after) if after is not None else None
+    except msgspec.MsgspecError:
+        head = None
+    if head is None:
+        return "unknown"
+    return "right" if head.prev == digest else "wrong"
+
+
+def twin(remote: Remote, claim: types.Claim) -> int | None:
+    """Return another number of the name that has the content of a claim, is not given up and not taken back."""
+    for found in remote.list(layout.claims(claim.name)):
+        place = layout.claim_number(found.key)
+        if place is None or place[1] == claim.n:
+            continue
+        try:
+            head = _heads.decode(remote.read(found.key))
+        except msgspec.MsgspecError:
+            continue
+        over = is_void(remote, *place) or once.look(remote, layout.withdrawn(*place)) is not None
+        if head.content == claim.content and not over:
+            return place[1]
+    return None
 
 
 def state(remote: Remote, claim: types.Claim) -> tuple[State, Void | None]:
@@ -149,21 +211,31 @@ def state(remote: Remote, claim: types.Claim) -> tuple[State, Void | None]:
 
 
 def judge(stored: bytes, claim: types.Claim) -> tuple[State, Void | None]:
-    """Return what a decision as stored says of its claim. Raises IntegrityError when it is not the claim's."""
+    """Return what a decision as stored says of its claim. Raises IntegrityError when it is not the claim's.
+
+    A decision that cannot be read is the damaged one; of two that can, nobody knows here, and no fix may delete one.
+    """
     key = layout.manifest(claim.name, claim.n)
     if stored == claim.manifest.encode():
         return "committed", None
-    why = None
     try:
-        found = decided(stored, key)
+        found: Manifest | Void | None = decided(stored, key)
+        why = None
     except (errors.IntegrityError, errors.UsageError) as error:  # what looks like a later format is a flipped bit
         found, why = None, error.why
     if isinstance(found, Void):
         return "void", found
+    ref = f"{claim.name}@v{claim.n}"
+    if found is not None:
+        raise errors.IntegrityError(
+            f"{key} is damaged, or {layout.claim(claim.name, claim.n)} is",
+            why="one is not what the other says",
+            fix=f"registry verify {ref} tells which, as far as anybody knows",
+        )
     raise errors.IntegrityError(
         f"{key} is damaged",
-        why=why or "it is not the manifest that was claimed",
-        fix=f"delete {key} on the remote, then: registry verify {claim.name}@v{claim.n} --mend makes it of the claim",
+        why=why,
+        fix=f"delete {key} on the remote, then: registry verify {ref} --mend makes it of the claim",
     )
 
 
@@ -182,10 +254,10 @@ def _damaged(key: str, why: str) -> errors.IntegrityError:
     )
 
 
-def from_copy(key: str) -> str:
-    """Return how a claim comes back that is damaged or lost: nobody makes it anew, and a mirror holds the same one."""
+def from_copy(key: str, ref: str | None = None) -> str:
+    """Return how a claim or void comes back that is damaged or lost: nobody makes it anew, a mirror holds the same."""
     found = layout.claim_number(key)
-    ref = "NAME@vN" if found is None else f"{found[0]}@v{found[1]}"
+    ref = ref or ("NAME@vN" if found is None else f"{found[0]}@v{found[1]}")
     return (
         f"delete {key} if it is there, then: registry mirror {ref} --remote MIRROR --to REMOTE, from a copy that has it"
     )

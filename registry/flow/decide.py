@@ -6,9 +6,9 @@ from typing import Final
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import commit_publish, feed, once
 from weighbridge.registry.flow.claims import Claimed, judge, manifest_of
-from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.decision import Void, settled
 from weighbridge.registry.flow.marker import check_writer
-from weighbridge.registry.manifest import Manifest, canonical
+from weighbridge.registry.manifest import Manifest, canonical, parse
 from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote
@@ -94,7 +94,7 @@ def void(remote: Remote, registry: types.Registry, name: str, n: int, *, reason:
     remote.stat(layout.claim(name, n))
     body = canonical({"void": reason, "by": by})
     stored = once.create(remote, layout.manifest(name, n), body)
-    if stored is not None and not isinstance(decided(stored, layout.manifest(name, n)), Void):
+    if stored is not None and not isinstance(settled(remote, name, n, stored), Void):
         raise errors.ConflictError(
             f"{name}@v{n} is committed", why="its manifest is there", fix="a committed version can only be withdrawn"
         )
@@ -112,7 +112,7 @@ def clear_void(
     if remote.properties.commits:
         return 0  # nothing lies there before its commit
     key = layout.manifest(name, n)
-    if not isinstance(decided(remote.read(key), key), Void):
+    if not isinstance(settled(remote, name, n, remote.read(key)), Void):
         raise errors.ConflictError(f"{name}@v{n} is committed", why="only what was given up is cleared")
     left = [found.key for found in remote.list(layout.version(name, n)) if found.key != key]
     # Weights last, as a loader that knows no manifest must not find a config beside half the weights.
@@ -124,6 +124,18 @@ def clear_void(
     except errors.DeniedError as error:
         denied(error)
     return removed
+
+
+def is_whole(remote: Remote, claim: types.Claim) -> bool:
+    """Tell whether every file that a claim names lies there, by name and size, whatever else does."""
+    key = layout.claim(claim.name, claim.n)
+    try:
+        check_set(remote, claim.name, claim.n, parse(claim.manifest.encode(), key))
+    except errors.ForeignBytesError:
+        return True
+    except errors.IntegrityError:
+        return False
+    return True
 
 
 def check_set(remote: Remote, name: str, n: int, manifest: Manifest) -> None:

@@ -30,6 +30,30 @@ def decided(stored: bytes, what: str) -> Manifest | Void:
     return parse(stored, what)
 
 
+def settled(remote: Remote, name: str, n: int, stored: bytes) -> Manifest | Void:
+    """Return what the decision of a number says. Raises IntegrityError when it is damaged.
+
+    What looks like a later format is so only where the claim holds the same: else it is a flipped bit. Raises
+    UsageError for one that is.
+    """
+    key = layout.manifest(name, n)
+    try:
+        return decided(stored, key)
+    except UsageError as error:
+        if remote.properties.commits or claimed_text(once.look(remote, layout.claim(name, n))) == stored:
+            raise
+        raise IntegrityError(f"{key} is damaged", why=error.why, fix=f"registry verify {name}@v{n}") from error
+
+
+def claimed_text(claim: bytes | None) -> bytes | None:
+    """Return the manifest in a claim as stored, whatever it is worth; None where there is none."""
+    with suppress(IntegrityError):
+        document = parse_json(claim, "the claim") if claim is not None else None
+        text = document.get("manifest") if isinstance(document, dict) else None
+        return text.encode("utf-8", "replace") if isinstance(text, str) else None
+    return None
+
+
 def is_void(remote: Remote, name: str, n: int) -> bool:
     """Tell whether a number was given up; a damaged decision gives nothing up."""
     key = layout.manifest(name, n)
@@ -52,7 +76,6 @@ def committed(remote: Remote, name: str, n: int) -> Manifest:
 
 def judged(remote: Remote, name: str, n: int, stored: bytes | None) -> Manifest:
     """Return the manifest in a decision that was read, None standing for no object. Raises as `committed` does."""
-    key = layout.manifest(name, n)
     if stored is None:
         claimed = once.look(remote, layout.claim(name, n)) is not None
         raise NotFoundError(
@@ -61,7 +84,7 @@ def judged(remote: Remote, name: str, n: int, stored: bytes | None) -> Manifest:
             fix=f"registry ls {name} --all",
         )
     try:
-        found = decided(stored, key)
+        found = settled(remote, name, n, stored)
     except IntegrityError as error:
         mark = once.look(remote, layout.withdrawn(name, n))
         if mark is not None:

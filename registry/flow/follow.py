@@ -14,8 +14,9 @@ import msgspec
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, fetch, once, rebuild, tags
+from weighbridge.registry.flow.claims import decode
 from weighbridge.registry.flow.decide import check_set
-from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.decision import Void, settled
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.mirror import bring_claim, deliver, refused
 from weighbridge.registry.flow.publish import UNTOLD
@@ -81,7 +82,7 @@ def carry(
         return Carried(n=n, outcome="open", why="nobody has committed it yet")
     gone = once.look(home, layout.withdrawn(name, n)) is not None
     try:
-        manifest = None if gone else decided(stored, layout.manifest(name, n))
+        manifest = None if gone else settled(home, name, n, stored)
     except errors.IntegrityError as error:
         return Carried(n=n, outcome="refused", why=f"{error.what} at its home", fix=f"registry verify {name}@v{n}")
     if manifest is None or isinstance(manifest, Void):
@@ -94,10 +95,10 @@ def carry(
         return Carried(n=n, outcome="withdrawn", why="it was taken back")
     if once.look(mirror, layout.manifest(name, n)) == stored:
         if once.look(mirror, layout.withdrawn(name, n)) is not None:
-            if not mirror.properties.commits and not _is_claimed(mirror, name, n):
+            if not mirror.properties.commits and not _is_same_claim(home, mirror, name, n):
                 bring_claim(home, mirror, name, n, registry=registry)
             return Carried(n=n, outcome="withdrawn", why=f"it was taken back on {settings.name}")
-        if mirror.properties.commits or _whole(mirror, name, n, manifest):  # a commit has all of it or is none
+        if mirror.properties.commits or _whole(home, mirror, name, n, manifest):  # a commit has all of it or is none
             return Carried(n=n, outcome="there", verified="size")
     refusal = refused(home, mirror, name, n, manifest, settings=settings)
     if refusal is not None:
@@ -109,9 +110,9 @@ def carry(
     return Carried(n=n, outcome="copied", verified=done.verified, bytes=sum(file.size for file in manifest.files))
 
 
-def _whole(mirror: Remote, name: str, n: int, manifest: Manifest) -> bool:
-    """Return whether claim and files of a version are there, by name and size. Raises ForeignBytesError."""
-    if not _is_claimed(mirror, name, n):
+def _whole(home: Remote, mirror: Remote, name: str, n: int, manifest: Manifest) -> bool:
+    """Return whether a version's claim is there, and its files by name and size. Raises ForeignBytesError."""
+    if not _is_same_claim(home, mirror, name, n):
         return False
     try:
         check_set(mirror, name, n, manifest)
@@ -231,6 +232,20 @@ def _is_there(mirror: Remote, name: str, n: int) -> bool:
 
 def _is_claimed(mirror: Remote, name: str, n: int) -> bool:
     return once.look(mirror, layout.claim(name, n)) is not None
+
+
+def _is_same_claim(home: Remote, mirror: Remote, name: str, n: int) -> bool:
+    """Tell whether the mirror's claim is its home's. One that is missing or torn at home says nothing against it."""
+    key = layout.claim(name, n)
+    ours, theirs = once.look(home, key), once.look(mirror, key)
+    if theirs is None or theirs == ours:
+        return theirs is not None
+    try:
+        if ours is not None:
+            decode(ours, key)
+    except errors.IntegrityError:
+        return True
+    return ours is None
 
 
 def _announce(  # noqa: PLR0917 - to whom, of what; what is new, what lay there, for how long that is told again

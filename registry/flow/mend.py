@@ -9,8 +9,8 @@ from typing import Final
 
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, once, papers
-from weighbridge.registry.flow.claims import Claimed, decode, from_copy, judge, manifest_of
-from weighbridge.registry.flow.decide import decide
+from weighbridge.registry.flow.claims import Claimed, Told, decode, from_copy, judge, manifest_of, standing, twin
+from weighbridge.registry.flow.decide import decide, void
 from weighbridge.registry.flow.decision import withdrawn
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.publish import version_entry
@@ -23,17 +23,22 @@ _NOTHING: Final = "nothing was put back"
 
 
 def mend(
-    remote: Remote, remote_name: str, registry: types.Registry, name: str, n: int, *, progress: Progress | None = None
-) -> list[str]:
+    remote: Remote, remote_name: str, registry: types.Registry, name: str, n: int,
+    *, told: Told, progress: Progress | None = None,
+) -> list[str]:  # fmt: skip
     """Put back what a version lacks of decision, card and history, tell the team, and return the keys.
 
-    Nothing is done where the remote's versions are commits, which lose nothing. Raises NotFoundError for a number that
-    nobody claimed, WithdrawnError, and IntegrityError, naming the object, where claim, decision or a file is damaged.
+    Of a number that the team was told to be given up, that alone is put back. Nothing is done where the remote's
+    versions are commits, which lose nothing. Raises NotFoundError for a number that nobody claimed, WithdrawnError,
+    ConflictError where another number has its content, and IntegrityError, naming the object, where claim, decision or
+    a file is damaged, and where the claim is not the one that the team was told of.
     """
     check_writer(registry)
     if remote.properties.commits:
         return []
-    claimed = _claimed(remote, name, n)
+    if told.given_up:
+        return _given_up(remote, registry, name, n)
+    claimed = _claimed(remote, name, n, told)
     mark = once.look(remote, layout.withdrawn(name, n))
     if mark is not None:
         raise withdrawn(name, n, mark)
@@ -44,6 +49,7 @@ def mend(
     rendered = papers.render(remote, manifest, name, n)
     lost = {path: body for path, body in rendered.items() if _lacks(remote, name, n, path)}
     if stored is None:
+        _refuse_twin(remote, claimed.claim)
         for file in manifest.files:
             _prove(remote, name, n, file, progress)
     done = []
@@ -58,7 +64,26 @@ def mend(
     return done
 
 
-def _claimed(remote: Remote, name: str, n: int) -> Claimed:
+def _given_up(remote: Remote, registry: types.Registry, name: str, n: int) -> list[str]:
+    key = layout.manifest(name, n)
+    if once.look(remote, key) is not None:
+        return []
+    void(remote, registry, name, n, reason="it was given up before, which was lost", by="registry verify --mend")
+    return [key]
+
+
+def _refuse_twin(remote: Remote, claim: types.Claim) -> None:
+    """Refuse a second number for a content: whoever had published it meanwhile took this one for given up."""
+    other = twin(remote, claim)
+    if other is not None:
+        raise errors.ConflictError(
+            f"the content of {claim.name}@v{claim.n} is {claim.name}@v{other} as well",
+            why=f"one content has one number; {_NOTHING}",
+            fix=f"use {claim.name}@v{other}; v{claim.n} stays unfinished",
+        )
+
+
+def _claimed(remote: Remote, name: str, n: int, told: Told) -> Claimed:
     key = layout.claim(name, n)
     stored = once.look(remote, key)
     if stored is None:
@@ -68,6 +93,12 @@ def _claimed(remote: Remote, name: str, n: int) -> Claimed:
     except errors.IntegrityError as error:
         error.fix = error.fix or from_copy(key)
         raise
+    if standing(remote, name, n, stored, told) == "wrong":
+        raise errors.IntegrityError(
+            f"{key} is damaged",
+            why=f"it is not the claim that was announced, or that the next one follows; {_NOTHING}",
+            fix=from_copy(key),
+        )
     stored_at = spelled(remote.stat(key).modified)
     return Claimed(claim=claim, sha256=sha256_bytes(stored), joined=True, committed=False, stored_at=stored_at)
 

@@ -18,7 +18,7 @@ from weighbridge.registry.flow import commit_mirror, feed, fetch, once, withhold
 from weighbridge.registry.flow import place as places
 from weighbridge.registry.flow.claims import Claimed, decode
 from weighbridge.registry.flow.decide import decide, receipt
-from weighbridge.registry.flow.decision import gives_up, withdrawn
+from weighbridge.registry.flow.decision import gives_up, is_void, withdrawn
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.publish import version_entry
 from weighbridge.registry.flow.pull import checked_manifest
@@ -241,23 +241,27 @@ def _copy_claims(home: Remote, mirror: Remote, name: str, n: int) -> tuple[bytes
         if number < n and (name, number) in there:
             continue
         stored = home.read(key)
+        claim = decode(stored, key)  # first: what is torn at home goes nowhere
         other = once.create(mirror, key, stored)
         if other is not None:
-            raise _diverged(name, number, f"{key} is another claim")
+            fix = f"if it is damaged, delete {key} there and mirror {name}@v{number} again"
+            raise _diverged(name, number, f"{key} is another claim", fix)
         if number < n:
-            told.append(feed.claim_entry(decode(stored, key), sha256_bytes(stored)))
+            told.append(feed.claim_entry(claim, sha256_bytes(stored)))
             void = _bring_void(home, mirror, name, number)
             told += [void] if void is not None else []
     return stored, told
 
 
 def _bring_void(home: Remote, mirror: Remote, name: str, n: int) -> types.FeedEntry | None:
-    """Copy the decision that gives a number up; return what readers are told of it, None when there is nothing new."""
+    """Copy the decision that gives a number up; return what readers are told of it, None when there is nothing new.
+
+    In other words it is none: a void that was lost comes back in those of whoever gave the number up again.
+    """
     key = layout.manifest(name, n)
     stored = once.look(home, key)
-    if stored is not None and gives_up(stored, key) and once.look(mirror, key) != stored:
-        other = once.create(mirror, key, stored)
-        if other is not None:
+    if stored is not None and gives_up(stored, key) and not is_void(mirror, name, n):
+        if once.create(mirror, key, stored) is not None:
             raise _diverged(name, n, "it was given up at home and committed here")
         return feed.void_entry(name, n, stored)
     return None

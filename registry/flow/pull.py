@@ -12,7 +12,7 @@ from weighbridge.registry import manifest as manifests
 from weighbridge.registry.errors import ConflictError, DiskFullError, IntegrityError, UsageError
 from weighbridge.registry.flow import fetch, once, place
 from weighbridge.registry.flow.cache import Cache
-from weighbridge.registry.flow.decision import Void, decided, judged
+from weighbridge.registry.flow.decision import Void, claimed_text, judged, settled
 from weighbridge.registry.hashing import sha256_bytes, sha256_file
 from weighbridge.registry.manifest import Manifest, canonical, parse_json
 from weighbridge.registry.refs import shown
@@ -145,19 +145,15 @@ def _compare_with_claim(remote: Remote, name: str, n: int, stored: bytes, expect
     """
     key, fix = layout.manifest(name, n), f"registry verify {name}@v{n}"
     try:
-        if expected is None and isinstance(decided(stored, key), Void):
+        if expected is None and isinstance(settled(remote, name, n, stored), Void):
             return
         claim = once.look(remote, layout.claim(name, n))
-        document = parse_json(claim, layout.claim(name, n)) if claim is not None else {}
-        text = document.get("manifest") if isinstance(document, dict) else None
+        if claim is not None:
+            parse_json(claim, layout.claim(name, n))
     except IntegrityError as error:
         error.fix = error.fix or fix
         raise
-    except UsageError as error:
-        # A flipped bit can make it look like a later format; only an unchanged one may say so.
-        raise IntegrityError(f"{key} is damaged", why=error.why, fix=fix) from error
-    claimed = text.encode() if isinstance(text, str) else b""
-    if claimed != stored:
+    if claimed_text(claim) != stored:
         raise IntegrityError(f"{key} is damaged", why="it is not what its claim says", fix=fix)
     if expected is not None:
         raise IntegrityError(

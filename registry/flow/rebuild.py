@@ -15,7 +15,9 @@ import msgspec
 from weighbridge.registry import layout
 from weighbridge.registry.errors import IntegrityError, MissingError, UsageError
 from weighbridge.registry.flow import feed, notes, once, tags
-from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.claims import Told, decode, standing
+from weighbridge.registry.flow.decide import is_whole
+from weighbridge.registry.flow.decision import Void, claimed_text, settled
 from weighbridge.registry.hashing import sha256_bytes
 from weighbridge.registry.manifest import parse, parse_json
 from weighbridge.registry.refs import name_fault, shown
@@ -114,32 +116,44 @@ def _of_claim(remote: Remote, stat: Stat) -> tuple[list[FeedEntry], str | None]:
     told: list[FeedEntry] = []
     stored_at = spelled(stat.modified)
     wrong = claim = None
-    try:
-        stored = remote.read(stat.key)
-        claim = msgspec.convert(parse_json(stored, stat.key), Claim)
-        if (claim.name, claim.n) != number:
-            raise IntegrityError(f"{stat.key} is damaged", why="it claims another number")  # noqa: TRY301
-        told.append(feed.claim_entry(claim, sha256_bytes(stored), stored_at=stored_at))
-    except (IntegrityError, msgspec.ValidationError) as error:
-        wrong = f"{stat.key} is damaged: {getattr(error, 'why', None) or error}"
-        claim = None
     key = layout.manifest(name, n)
     decision = once.look(remote, key)
-    if decision is None:
-        return told, wrong
+    stored = remote.read(stat.key)
     try:
-        found = decided(decision, key)
+        claim = decode(stored, stat.key)
+        differs = decision is None or claim.manifest.encode() != decision
+        if differs and standing(remote, name, n, stored, Told()) == "wrong":
+            raise IntegrityError(f"{stat.key} is damaged", why="it is not the one that the next claim follows")  # noqa: TRY301
+        told.append(feed.claim_entry(claim, sha256_bytes(stored), stored_at=stored_at))
+    except (IntegrityError, UsageError) as error:
+        if isinstance(error, UsageError) and claimed_text(stored) == decision:
+            raise  # both are of a later format, not damaged
+        wrong = f"{stat.key} is damaged: {error.why}"
+        claim = None
+    try:
+        found = settled(remote, name, n, decision) if decision is not None else None
+    except IntegrityError as error:
+        wrong = f"{error.what}: {error.why}"
+    else:
         if isinstance(found, Void):
-            told.append(feed.void_entry(name, n, decision, stored_at=stored_at))
-        elif claim is not None and claim.manifest.encode() != decision:
-            wrong = f"{key} is damaged: it is not what its claim says"
-        else:
+            told.append(feed.void_entry(name, n, decision or b"", stored_at=stored_at))
+        elif found is not None and claim is not None and found.stored != claim.manifest.encode():
+            wrong = f"{key} is not what {stat.key} says: one of them is damaged"
+        elif found is not None:
             card = once.look(remote, layout.version(name, n, "README.md"))
             card_sha256 = sha256_bytes(card) if card is not None else None
             told.append(feed.version_entry(name, n, found, card_sha256=card_sha256, stored_at=stored_at))
-    except IntegrityError as error:
-        wrong = f"{error.what}: {error.why}"
+        elif claim is not None and _lacks_decision(remote, claim):
+            ref = f"{name}@v{n}"
+            return told, f"{ref} was never finished, though all its files lie there: registry verify {ref} --mend"
     return told, f"{wrong} (what helps says: registry verify {name}@v{n})" if wrong else None
+
+
+def _lacks_decision(remote: Remote, claim: Claim) -> bool:
+    """Tell whether nothing but its decision is missing of a number, by now: a publisher may be at its last step."""
+    if once.look(remote, layout.withdrawn(claim.name, claim.n)) is not None or not is_whole(remote, claim):
+        return False
+    return once.look(remote, layout.manifest(claim.name, claim.n)) is None
 
 
 def _beside(remote: Remote, name: str) -> Iterator[Stat]:

@@ -15,7 +15,7 @@ from weighbridge.registry.catalog import Catalog
 from weighbridge.registry.catalog_read import DAMAGE, check, is_damage
 from weighbridge.registry.errors import FeedDamagedError, IntegrityError, UsageError
 from weighbridge.registry.flow import commit_sync, feed, once, snapshot
-from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.decision import Void, settled
 from weighbridge.registry.remotes import commits
 from weighbridge.registry.remotes.protocol import Remote, Stat
 from weighbridge.registry.types import FeedEntry, Value
@@ -121,7 +121,7 @@ def _resolve(remote: Remote, catalog: Catalog) -> tuple[int, list[str]]:
         if stored is None:
             return None
         try:
-            found = decided(stored, key)
+            found = settled(remote, name, n, stored)
         except IntegrityError as error:
             return f"{error.what}: {error.why} (what helps says: registry verify {name}@v{n})"
         if isinstance(found, Void):

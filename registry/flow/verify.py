@@ -15,7 +15,8 @@ from weighbridge.registry import manifest as manifests
 from weighbridge.registry.errors import IntegrityError, MissingError, NotFoundError, UsageError
 from weighbridge.registry.findings import finding
 from weighbridge.registry.flow import once, place
-from weighbridge.registry.flow.claims import decode, from_copy
+from weighbridge.registry.flow.claims import Told, decode, from_copy, standing
+from weighbridge.registry.flow.decision import settled
 from weighbridge.registry.flow.fetch import Progress
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.pull import checked_manifest
@@ -77,6 +78,7 @@ def verify_version(
     manifest_sha256: str | None = None,
     claim_sha256: str | None = None,
     card_sha256: str | None = None,
+    given_up: bool = False,
     reading: Reading = "all",
     registry: Registry | None = None,
     begin: Callable[[Sequence[FileEntry]], None] | None = None,
@@ -84,27 +86,25 @@ def verify_version(
 ) -> Checked:
     """Compare a committed version on its remote with claim, manifest and announcement.
 
-    The three digests are what the team was told, where it was. Unless all is read, the remote's own checksums count
-    where it has them; where that is not known, it is tried out first, if we may write into its `registry`. With
-    "nothing" the other files are compared by what is told of them, else by size where they are large, which proves
-    nothing: see `levels`. Small ones without a checksum, and those of which something else is told, are read all the
-    same. `begin` is called with the files before the first byte. Raises NotFoundError and WithdrawnError for a version
+    The three digests, and that its number was `given_up`, are what the team was told, where it was. Unless all is read,
+    the remote's own checksums count where it has them; where that is not known, it is tried out first, if we may write
+    into its `registry`. With "nothing" the other files are compared by what is told of them, else by size where they
+    are large, which proves nothing: see `levels`. Small ones without a checksum, and those of which something else is
+    told, are read all the same. `begin` is called with the files before the first byte. Raises NotFoundError and
+    WithdrawnError for a version
     that is not there, and what the remote raises; damage is returned.
     """
+    told = Told(claim=claim_sha256, manifest=manifest_sha256, given_up=given_up)
     try:
         manifest = checked_manifest(remote, name, n, manifest_sha256)
     except IntegrityError as error:
-        subject = error.what.split(" ", 1)[0]
-        again = _again(remote, name, n, manifest_sha256)
-        fix = f"delete {shown(layout.manifest(name, n))} on the remote, then: {again}"
-        return _unreadable(subject, f"{error.what}: {error.why}", again if remote.properties.commits else fix)
+        return _damaged(remote, name, n, told, error)
     except NotFoundError:
         key = layout.manifest(name, n)
-        if manifest_sha256 is None or once.look(remote, key) is not None:
+        if (manifest_sha256 is None and not given_up) or once.look(remote, key) is not None:
             raise
-        return _unreadable(
-            key, f"{key} is missing, though the team was told of it", _again(remote, name, n, manifest_sha256)
-        )
+        fix = from_copy(key, f"{name}@v{n}") if given_up else _again(remote, name, n, told)
+        return _unreadable(key, f"{key} is missing, though the team was told of it", fix)
     if reading != "all" and registry is not None:
         with suppress(UsageError):
             check_writer(registry)
@@ -142,6 +142,33 @@ def _unreadable(key: str, words: str, fix: str) -> Checked:
     return Checked(manifest=None, content=None, files=0, bytes=0, partial=False, levels={}, findings=[wrong])
 
 
+def _damaged(remote: Remote, name: str, n: int, told: Told, error: IntegrityError) -> Checked:
+    """Return what is wrong with a decision, or with its claim where that is the one of the two that is known to be."""
+    key, words = layout.manifest(name, n), f"{error.what}: {error.why}"
+    if told.given_up:
+        return _unreadable(key, words, from_copy(key, f"{name}@v{n}"))
+    again = _again(remote, name, n, told)
+    if remote.properties.commits:
+        return _unreadable(error.what.split(" ", 1)[0], words, again)
+    stored = once.look(remote, layout.claim(name, n))
+    stands = "unknown" if stored is None else standing(remote, name, n, stored, told)
+    try:
+        settled(remote, name, n, once.look(remote, key) or b"")
+    except IntegrityError:
+        pass  # it cannot be right
+    else:
+        if stands == "wrong" and told.manifest is None:
+            claim = layout.claim(name, n)
+            words = f"{claim} is not the one that was announced, or that the next one follows"
+            found = finding("claim-damaged", claim, words, from_copy(claim))
+            return msgspec.structs.replace(_unreadable(key, words, again), findings=[found])
+        if stands == "unknown" and told.manifest is None:
+            return _unreadable(
+                key, words, f"keep it, and {layout.claim(name, n)}: a copy of the remote has the right one"
+            )
+    return _unreadable(key, words, f"delete {shown(key)} on the remote, then: {again}")
+
+
 def _put_back(remote: Remote, name: str, n: int) -> str:
     """Return what brings back a file that is lost, by whoever has the folder."""
     if remote.properties.commits:  # a commit is not changed any more
@@ -158,17 +185,20 @@ def _replace(remote: Remote, name: str, n: int, path: str) -> str:
     return f'{way}; or registry withdraw {name}@v{n} --reason "..." and that push with --again: a new number'
 
 
-def _again(remote: Remote, name: str, n: int, told: str | None) -> str:
-    """Return what makes a decision again: its claim, where that is the one that was told of, else the files' owner.
+def _again(remote: Remote, name: str, n: int, told: Told) -> str:
+    """Return what makes a decision again: its claim, which comes back first where it is known to be another one.
 
-    Whether the files are whole is for whoever makes it again to see.
+    Without a claim the files' owner does. Whether the files are whole is for whoever makes it again to see.
     """
+    key = layout.claim(name, n)
+    claim = None if remote.properties.commits else once.look(remote, key)
+    if claim is None:
+        return _put_back(remote, name, n)
     with suppress(IntegrityError, UsageError):
-        claim = once.look(remote, layout.claim(name, n))
-        text = decode(claim, layout.claim(name, n)).manifest.encode() if claim is not None else None
-        if text is not None and not remote.properties.commits and told in {None, sha256_bytes(text)}:
+        decode(claim, key)
+        if standing(remote, name, n, claim, told) != "wrong":
             return _mending(name, n)
-    return _put_back(remote, name, n)
+    return from_copy(key)
 
 
 def _mending(name: str, n: int) -> str:
@@ -252,6 +282,17 @@ def _rendered(remote: Remote, name: str, n: int, manifest: Manifest, card_sha256
             words = "training.json is not what follows from the manifest"
             found.append(finding("history-differs", "training.json", words, None))
     return found
+
+
+def at_remote(checked: Checked, remote: str) -> Checked:
+    """Let the command that mends a version name the remote that was looked at."""
+    told = [
+        msgspec.structs.replace(one, fix=f"{one.fix.removesuffix(MENDING)} --remote {remote}{MENDING}")
+        if one.fix and one.fix.endswith(MENDING)
+        else one
+        for one in checked.findings
+    ]
+    return msgspec.structs.replace(checked, findings=told)
 
 
 def verify_folder(path: Path) -> Checked:

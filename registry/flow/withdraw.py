@@ -5,12 +5,13 @@ stands, and nobody else gets its number.
 """
 
 import secrets
+from contextlib import suppress
 from typing import Final
 
 from weighbridge.registry import errors, layout, types
 from weighbridge.registry.flow import feed, once, tags
 from weighbridge.registry.flow.claims import decode
-from weighbridge.registry.flow.decision import Void, decided
+from weighbridge.registry.flow.decision import Void, settled
 from weighbridge.registry.flow.marker import check_writer
 from weighbridge.registry.flow.upload import order
 from weighbridge.registry.manifest import Manifest, canonical, parse, parse_json
@@ -22,14 +23,17 @@ GRACE: Final = 7 * 86_400.0
 """Seconds from mark to deletion, by the store's clock: time to change one's mind and for readers to learn of it."""
 
 
-def withdraw(remote: Remote, registry: types.Registry, name: str, n: int, *, who: str, why: str | None) -> bool:
+def withdraw(remote: Remote, registry: types.Registry, name: str, n: int,
+    *, who: str, why: str | None, given_up: bool = False,
+) -> bool:  # fmt: skip
     """Mark a committed version as withdrawn and tell the team; False when it was marked before.
 
-    From then on readers refuse it; its files are there until `purge`. One whose decision is damaged goes by its claim.
-    Raises ConflictError while a tag points to it, NotFoundError when there is no such version.
+    From then on readers refuse it; its files are there until `purge`. One whose decision is damaged goes by its claim,
+    unless the team was told that its number was `given_up`. Raises ConflictError while a tag points to it,
+    NotFoundError when there is no such version.
     """
     check_writer(registry)
-    manifest = _committed(remote, name, n)
+    manifest = _committed(remote, name, n, given_up=given_up)
     _refuse_tagged(remote, name, n)
     key = layout.withdrawn(name, n)
     body = canonical(
@@ -106,18 +110,18 @@ def _marked(remote: Remote, name: str, n: int) -> float:
     return marked.modified
 
 
-def _committed(remote: Remote, name: str, n: int) -> Manifest:
-    key = layout.manifest(name, n)
-    stored = once.look(remote, key)
-    try:
-        found = None if stored is None else decided(stored, key)
-    except (errors.IntegrityError, errors.UsageError):  # what looks like a later format is a flipped bit
+def _committed(remote: Remote, name: str, n: int, *, given_up: bool = False) -> Manifest:
+    stored = once.look(remote, layout.manifest(name, n))
+    found = None
+    with suppress(errors.IntegrityError):
+        found = settled(remote, name, n, stored) if stored is not None else None
+    if found is None and stored is not None and not given_up:
         claim = layout.claim(name, n)
         found = parse(decode(remote.read(claim), claim).manifest.encode(), claim)
     if found is None or isinstance(found, Void):
         raise errors.NotFoundError(
             f"there is no version {name}@v{n}",
-            why="its number was given up" if found else "nobody has committed it",
+            why="its number was given up" if found or given_up else "nobody has committed it",
             fix=f"registry ls {name}",
         )
     return found
