@@ -231,3 +231,21 @@ def test_a_repair_names_what_only_lacks_its_decision(desk: Desk) -> None:
     assert f"{NAME}@v1 was never finished, though all its files lie there: registry verify {NAME}@v1 --mend" in told
     (desk.root / layout.version(NAME, 1, "adapter_config.json")).unlink()
     assert "never finished" not in desk.ok("rebuild").err
+
+
+def test_what_was_taken_back_stays_so(desk: Desk) -> None:
+    """Where decision and mark are both lost, the team still knows that the version was withdrawn: none is put back."""
+    desk.ok("withdraw", f"{NAME}@v1", "--reason", "wrong data")
+    (desk.root / MANIFEST).unlink()
+    (desk.root / layout.withdrawn(NAME, 1)).unlink()
+    said = desk.registry("verify", f"{NAME}@v1", "--mend", "--json")
+    assert (said.code, said.error["code"]) == (3, "withdrawn")
+    assert not (desk.root / MANIFEST).exists()
+
+
+def test_a_lost_card_is_sought_on_a_copy_first(desk: Desk) -> None:
+    """People's words are in no other object: the fix names a copy before the command that renders a card anew."""
+    (desk.root / layout.version(NAME, 1, "README.md")).unlink()
+    said = desk.registry("verify", f"{NAME}@v1", "--json")
+    (found,) = [found["fix"] for found in said.json["findings"]]
+    assert found.index("copy of the remote") < found.index("with people's words") < found.index("--mend")

@@ -38,11 +38,12 @@ class Claimed(types.Value, frozen=True):
 
 
 class Told(types.Value, frozen=True):
-    """What the team was told of a number: the sha256 of its claim and of its manifest, and whether it was given up."""
+    """What the team was told of a number: the sha256 of its claim and of its manifest, and what became of it."""
 
     claim: str | None = None
     manifest: str | None = None
     given_up: bool = False
+    withdrawn: bool = False
 
 
 class Known(types.Value, frozen=True):
@@ -162,7 +163,12 @@ def told_of(catalog: View, name: str, n: int) -> Told:
     if row is None:
         return Told()
     found = (name, n) in catalog.loose_ends()
-    return Told(claim=row["claim"], manifest=None if found else row["manifest"], given_up=row["state"] == "void")
+    return Told(
+        claim=row["claim"],
+        manifest=None if found else row["manifest"],
+        given_up=row["state"] == "void",
+        withdrawn=row["state"] == "withdrawn",
+    )
 
 
 def standing(remote: Remote, name: str, n: int, stored: bytes, told: Told) -> Standing:

@@ -40,7 +40,7 @@ def mend(
         return _given_up(remote, registry, name, n)
     claimed = _claimed(remote, name, n, told)
     mark = once.look(remote, layout.withdrawn(name, n))
-    if mark is not None:
+    if mark is not None or told.withdrawn:
         raise withdrawn(name, n, mark)
     manifest = manifest_of(claimed)
     stored = once.look(remote, layout.manifest(name, n))

@@ -265,7 +265,8 @@ def _rendered(remote: Remote, name: str, n: int, manifest: Manifest, card_sha256
     found = []
     text = once.look(remote, layout.version(name, n, "README.md"))
     if text is None:
-        found.append(finding("file-missing", "README.md", "the card is missing", again))
+        fix = f"{_COPY}, with people's words; or {again}" if again is not None else _COPY
+        found.append(finding("file-missing", "README.md", "the card is missing", fix))
     elif card_sha256 is not None and sha256_bytes(text) != card_sha256:
         fix = f"{_COPY}, with people's words; or {instead('README.md')}" if again is not None else _COPY
         found.append(finding("card-damaged", "README.md", "the card is not the one that was announced", fix))
