@@ -110,6 +110,18 @@ def test_the_payload_goes_after_the_grace(place: Place) -> None:
     audit(place.remote)
 
 
+def test_what_was_taken_back_is_purged_without_its_decision(place: Place) -> None:
+    """The mark says that it was committed, and the claim which files it has."""
+    place.withdraw(1)
+    place.remote.delete(layout.manifest(NAME, 1))
+    place.time += GRACE
+    assert purge(place.remote, NAME, 1) == sum(map(len, payload(1).values()))
+    assert {s.key.rpartition("/")[2] for s in place.remote.list(layout.version(NAME, 1))} <= {
+        "README.md",
+        "training.json",
+    }
+
+
 def test_a_withdrawn_content_does_not_rise_again(place: Place) -> None:
     """The folder that still stands is refused; asked for again it gets a new number, which is whole."""
     place.withdraw(1)

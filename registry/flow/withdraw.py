@@ -58,7 +58,7 @@ def withdraw(remote: Remote, registry: types.Registry, name: str, n: int,
 def payload(remote: Remote, name: str, n: int) -> list[Stat]:
     """Return the files that `purge` would delete, weights last. Raises as `purge` does, but not for the grace."""
     _marked(remote, name, n)
-    manifest = _committed(remote, name, n)
+    manifest = _committed(remote, name, n, marked=True)
     _refuse_tagged(remote, name, n)
     there = {stat.key: stat for stat in remote.list(layout.version(name, n))}
     # The config goes first: a loader that knows no manifest then fails instead of loading a part.
@@ -110,12 +110,16 @@ def _marked(remote: Remote, name: str, n: int) -> float:
     return marked.modified
 
 
-def _committed(remote: Remote, name: str, n: int, *, given_up: bool = False) -> Manifest:
+def _committed(remote: Remote, name: str, n: int, *, given_up: bool = False, marked: bool = False) -> Manifest:
+    """Return what was committed; of a damaged decision, or a lost one of a version that is `marked`, as its claim says.
+
+    A mark is only made of what was committed.
+    """
     stored = once.look(remote, layout.manifest(name, n))
     found = None
     with suppress(errors.IntegrityError):
         found = settled(remote, name, n, stored) if stored is not None else None
-    if found is None and stored is not None and not given_up:
+    if found is None and (stored is not None or marked) and not given_up:
         claim = layout.claim(name, n)
         found = parse(decode(remote.read(claim), claim).manifest.encode(), claim)
     if found is None or isinstance(found, Void):
