@@ -128,6 +128,24 @@ def test_an_adapter_never_counts_twice(desk: Desk) -> None:
     assert desk.ok("merge", "second", "--base", "out", "--dry-run").code == 0
 
 
+def test_no_later_command_makes_a_merge_forget_what_is_in_it(desk: Desk) -> None:
+    """Cast, pushed by hand, pulled, and below another merge, as folder and as version, a model tells its adapters."""
+    builders.lora_adapter(desk.folder / "second", seed=5)
+    desk.ok("merge", "adapter", "--base", "base", "--to", "out")
+    desk.ok("merge", "second", "--base", "out", "--to", "both")
+    desk.ok("cast", "both", "--dtype", "fp32", "--to", "wide", "--name", "both")
+    desk.ok("push", "wide", "--name", "by-hand")
+    desk.ok("pull", "by-hand@v1", "pulled")
+    desk.ok("push", "pulled", "--name", "again")
+    for base in ("both", "wide", "both-fp32", "by-hand", "pulled", "again"):
+        for adapter in ("adapter", "second"):
+            said = desk.registry("merge", adapter, "--base", base, "--dry-run")
+            assert (said.code, "count twice" in said.out) == (5, True), (base, adapter, said.out)
+    told = parse((desk.root / "models" / "by-hand" / "v1" / "manifest.json").read_bytes()).facts.findings
+    (inside,) = [one for one in told if one.code == "merge-inside"]
+    assert len(inside.data["adapter_weights"]) == 2
+
+
 def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     """A merged version has a name of its own, its parents with their digests, the base's licence, and its proof."""
     pushed = desk.ok("push", "adapter", "--name", "sft", "--json").json
