@@ -1,6 +1,7 @@
 """`registry merge`: the answer before, the folder and the version after, and exit codes between."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +191,28 @@ def test_the_same_merge_published_twice_is_made_once(desk: Desk) -> None:
 
 
 def test_a_merge_that_was_lost_or_withdrawn_is_no_merge_that_is_there(desk: Desk) -> None:
-    """A version that has lost a file gets it back from the work; one that was withdrawn comes again where asked for."""
+    """A version that has lost a file gets it back from the work; one that was withdrawn comes again where asked for.
+
+    One that was found damaged is read again and refused until its fix is followed, which is what makes it whole.
+    """
     words = ("merge", "adapter", "--base", "base", "--name", "sft")
     ref = desk.ok(*words).out.strip()
     lost = desk.root / "models" / "sft-merged-bf16" / "v1" / "model.safetensors"
+    sound = lost.read_bytes()
     lost.chmod(0o600)
+    lost.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    assert f"compared by size alone: registry verify {ref} reads it" in desk.ok(*words).err
+    assert desk.registry("verify", ref).code == 5
+    for more in ((), ("--to", "out")):  # a folder is wanted as well, and is not made in vain
+        said = desk.registry(*words, *more, "--json")
+        assert (said.code, "model.safetensors has sha256" in said.error["why"]) == (5, True), said.err
+        assert (said.error["fix"].count("registry merge ... --again"), [*desk.folder.glob("*out*")]) == (1, [])
+    key, remote = re.findall(r"delete (\S+) on (\S+) and repeat", said.error["fix"])[0]
+    assert (desk.root / key, remote) == (lost, "team")
     lost.unlink()
-    assert ("tensors copied" in desk.ok(*words).err, lost.exists()) == (True, True)
+    said = desk.ok(*words)
+    assert ("tensors copied" in said.err, "put back" in said.err, lost.read_bytes() == sound) == (True, True, True)
+    assert ("it is there already" in desk.ok(*words).err, desk.ok("verify", ref).code) == (True, 0)
     desk.ok("withdraw", ref, "--reason", "wrong data")
     said = desk.registry(*words)
     assert (said.code, "registry merge ... --again" in said.err, "tensors copied" in said.err) == (7, True, False)
