@@ -15,8 +15,8 @@ from weighbridge.registry.cli.catalogue import DAMAGED
 from weighbridge.registry.cli.output import Output
 from weighbridge.registry.cli.progress import following
 from weighbridge.registry.errors import IntegrityError
+from weighbridge.registry.flow.publish import cure
 from weighbridge.registry.flow.verify import verify_version
-from weighbridge.registry.refs import shown
 from weighbridge.registry.remotes.protocol import Remote
 from weighbridge.registry.types import Finding, Receipt, Registry
 
@@ -61,11 +61,7 @@ def _remembered(registry: Registry, name: str, n: int) -> bool:
 def _way(remote: Remote, receipt: Receipt, wrong: list[Finding]) -> str:
     """Return what makes a damaged version right for whoever makes the same bytes again."""
     ref = f"{receipt.name}@v{receipt.n}"
-    anew = f'registry withdraw {ref} --reason "...", then registry push --again: a new number'
     if remote.properties.commits:  # a commit is not changed any more
-        return anew
+        return f'registry withdraw {ref} --reason "...", then registry push --again: a new number'
     other = next((one.fix for one in wrong if one.code not in _BYTES and one.fix), None)
-    if other is not None:
-        return other
-    keys = " and ".join(shown(layout.version(receipt.name, receipt.n, one.subject)) for one in wrong)
-    return f"delete {keys} on {shown(receipt.remote)} and repeat: what is missing is put back; or {anew}"
+    return other or cure(ref, [layout.version(receipt.name, receipt.n, one.subject) for one in wrong])
