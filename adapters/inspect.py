@@ -12,6 +12,7 @@ from typing import Final
 from weighbridge.adapters import (
     adapter_folder,
     checkpoint,
+    inside,
     layout,
     listing,
     model_folder,
@@ -335,6 +336,8 @@ def _finish(draft: Draft, files: list[JudgedFile], caches: Sequence[Path]) -> No
     commit = _COMMIT.search(tree.folders[place.folder].path)
     if commit is not None:
         draft.facts["commit"] = commit[1]
+    if draft.kind not in {None, "adapter"}:
+        draft.findings.extend(inside.told(Path(tree.folders[place.folder].path), draft.config_path or place.folder))
     draft.soften([*writing, *marks])
     draft.gather_pointers()
     draft.tell()

@@ -269,6 +269,7 @@ CODES: Final[dict[str, Code]] = {
     "jail-weak": Code("warn", "the kernel cannot confine the child process that reads untrusted files as it should"),
     "merge-not-compared": Code("warn", "what the merged model computes could not be compared, though it was asked for"),
     "merge-proven": Code("note", "copies and changed elements of a merged model were read again and proven"),
+    "merge-inside": Code("note", "adapters are merged into the model already, by the record beside it"),
     # casting (adapters/merge/casting)
     "cast-impossible": Code("block", "what a folder holds cannot get another precision", integrity=True),
     "cast-changes-nothing": Code("block", "the weights have the wanted precision already", integrity=True),

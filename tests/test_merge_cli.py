@@ -1,6 +1,7 @@
 """`registry merge`: the answer before, the folder and the version after, and exit codes between."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,24 @@ def test_an_adapter_never_counts_twice(desk: Desk) -> None:
     assert desk.ok("merge", "second", "--base", "out", "--dry-run").code == 0
 
 
+def test_no_later_command_makes_a_merge_forget_what_is_in_it(desk: Desk) -> None:
+    """Cast, pushed by hand, pulled, and below another merge, as folder and as version, a model tells its adapters."""
+    builders.lora_adapter(desk.folder / "second", seed=5)
+    desk.ok("merge", "adapter", "--base", "base", "--to", "out")
+    desk.ok("merge", "second", "--base", "out", "--to", "both")
+    desk.ok("cast", "both", "--dtype", "fp32", "--to", "wide", "--name", "both")
+    desk.ok("push", "wide", "--name", "by-hand")
+    desk.ok("pull", "by-hand@v1", "pulled")
+    desk.ok("push", "pulled", "--name", "again")
+    for base in ("both", "wide", "both-fp32", "by-hand", "pulled", "again"):
+        for adapter in ("adapter", "second"):
+            said = desk.registry("merge", adapter, "--base", base, "--dry-run")
+            assert (said.code, "count twice" in said.out) == (5, True), (base, adapter, said.out)
+    told = parse((desk.root / "models" / "by-hand" / "v1" / "manifest.json").read_bytes()).facts.findings
+    (inside,) = [one for one in told if one.code == "merge-inside"]
+    assert len(inside.data["adapter_weights"]) == 2
+
+
 def test_a_version_is_merged_and_published_with_its_lineage(desk: Desk) -> None:
     """A merged version has a name of its own, its parents with their digests, the base's licence, and its proof."""
     pushed = desk.ok("push", "adapter", "--name", "sft", "--json").json
@@ -172,13 +191,30 @@ def test_the_same_merge_published_twice_is_made_once(desk: Desk) -> None:
 
 
 def test_a_merge_that_was_lost_or_withdrawn_is_no_merge_that_is_there(desk: Desk) -> None:
-    """A version that has lost a file gets it back from the work; one that was withdrawn comes again where asked for."""
+    """A version that has lost a file gets it back from the work; one that was withdrawn comes again where asked for.
+
+    One that was found damaged is read again and refused until its fix is followed, which is what makes it whole.
+    """
     words = ("merge", "adapter", "--base", "base", "--name", "sft")
     ref = desk.ok(*words).out.strip()
     lost = desk.root / "models" / "sft-merged-bf16" / "v1" / "model.safetensors"
+    sound = lost.read_bytes()
     lost.chmod(0o600)
-    lost.unlink()
-    assert ("tensors copied" in desk.ok(*words).err, lost.exists()) == (True, True)
+    lost.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    assert f"compared by size alone: registry verify {ref} reads it" in desk.ok(*words).err
+    assert desk.registry("verify", ref).code == 5
+    for more in ((), ("--to", "out")):  # a folder is wanted as well, and is not made in vain
+        said = desk.registry(*words, *more, "--json")
+        assert (said.code, "model.safetensors has sha256" in said.error["why"]) == (5, True), said.err
+        assert (said.error["fix"].count("registry merge ... --again"), [*desk.folder.glob("*out*")]) == (1, [])
+    lost.write_bytes(sound[:-1])
+    short = desk.registry(*words, "--json")
+    assert (short.code, "bytes long" in short.error["message"], short.error["fix"]) == (5, True, said.error["fix"])
+    (key,) = re.findall(r"delete (\S+) on the remote and repeat", said.error["fix"])
+    (desk.root / key).unlink()
+    said = desk.ok(*words)
+    assert ("tensors copied" in said.err, "put back" in said.err, lost.read_bytes() == sound) == (True, True, True)
+    assert ("it is there already" in desk.ok(*words).err, desk.ok("verify", ref).code) == (True, 0)
     desk.ok("withdraw", ref, "--reason", "wrong data")
     said = desk.registry(*words)
     assert (said.code, "registry merge ... --again" in said.err, "tensors copied" in said.err) == (7, True, False)

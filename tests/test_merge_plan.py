@@ -153,7 +153,7 @@ def test_the_weights_of_an_adapter_are_hashed_once_and_only_where_that_tells(
     assert read == (["one", "two"] if alike else [])
     start.merge(found, tmp_path / "out")
     assert read == ["one", "two"]
-    told = json.loads((tmp_path / "out" / identity.RECORD).read_text())["adapters"]
+    told = json.loads((tmp_path / "out" / start.RECORD).read_text())["adapters"]
     assert [one["weights_sha256"] for one in told] == [sha256_file(one / ADAPTER_WEIGHTS) for one in folders]
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from weighbridge import __version__
-from weighbridge.adapters import layers, layout, listing, packed_weights, quantization
+from weighbridge.adapters import inside, layers, layout, listing, packed_weights, quantization
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge import base as bases
@@ -31,8 +31,7 @@ from weighbridge.registry.findings import outcome
 from weighbridge.registry.refs import shown
 from weighbridge.registry.types import Finding
 
-RECORD: Final = "cast.json"
-"""The record of a cast, beside the weights: from what, how, and what was proven."""
+RECORD: Final = inside.CAST
 
 SCHEMA: Final = "weighbridge/cast/1"
 FORMULA: Final = "round(W), once, to nearest, ties to even"
@@ -102,7 +101,7 @@ def cast(
         if there is not None:
             return there
         result = children.carry_out(children.begun(ready, workers), progress)
-        found = [*look.findings, *_judged(result, ready, look.facts)]
+        found = [*look.findings, *_judged(result, ready, look)]
         facts = {**look.facts, **_facts(result)}
         record = {
             "schema": SCHEMA,
@@ -187,7 +186,7 @@ def _answer(
     return Look((), judged, outcome(found), facts, found, [], planned, made, what="cast")
 
 
-def _judged(result: dict[str, Any], ready: Ready, facts: Mapping[str, Any]) -> list[Finding]:
+def _judged(result: dict[str, Any], ready: Ready, look: Look) -> list[Finding]:
     """Return the finding of what was written. Raises RefusedError where it is not what it must be."""
     proof = result["proof"]
     if not proof["passed"]:
@@ -207,16 +206,20 @@ def _judged(result: dict[str, Any], ready: Ready, facts: Mapping[str, Any]) -> l
         raise errors.RefusedError(
             "the cast folder is not a whole model", why=broken[0].message, fix=broken[0].fix, findings=broken
         )
+    assert look.base is not None
+    held = inside.held(Path(look.base.root))  # a merge into the result must see what is in the original
+    carried: dict[str, Any] = {"adapter_weights": held} if held else {}
     return [
         findings.finding(
-            "cast-proven",
+            inside.CAST_PROVEN,
             "model",
             f"{proof['tensors_copied']} tensors are the original's byte for byte, {proof['tensors_cast']} were read "
             f"again: every one of {proof['elements_cast']} elements is the original's, rounded once; "
             f"{proof['elements_exact']} are equal to it, {proof['elements_to_zero']} became zero",
             **_facts(result),
-            cast=facts["cast"],
-            keep_fp32=facts["keep_fp32"],
+            cast=look.facts["cast"],
+            keep_fp32=look.facts["keep_fp32"],
+            **carried,
         )
     ]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from weighbridge.adapters.formats import safetensors
+from weighbridge.adapters.inside import held
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.license import local_base
 from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge.base import Base
 from weighbridge.adapters.merge.values import Origin, Source
 from weighbridge.adapters.peft_config import is_local, is_quantized
-from weighbridge.adapters.reading import table_at
 from weighbridge.registry import findings
 from weighbridge.registry.hashing import sha256_file
 from weighbridge.registry.refs import shown
@@ -40,15 +40,6 @@ KNOWN: Final = {
     "folder": "the base is the folder that the adapter names, or equals it in shapes and both ends of every tensor",
 }
 """What can speak for a base, by the word of the fact `base_identity`; the first that holds counts."""
-
-RECORD: Final = "merge.json"
-"""The record of a merge, beside the weights: what was merged, how, and what was proven."""
-
-_MANIFEST: Final = "manifest.json"
-"""What lies in the folder of a version that was fetched."""
-
-PROVEN: Final = "merge-proven"
-"""The finding of a merge that was proven; `adapter_weights` in its data are the digests of what was merged."""
 
 UNKNOWN: Final = (
     "nothing in the adapter tells whether this base is the one it was trained on: it holds no copy of a base tensor, "
@@ -89,10 +80,10 @@ def hashed(weights: Weights) -> Weights:
 def twice(parts: Mapping[str, Weights], base: Path) -> tuple[dict[str, Weights], list[Finding]]:
     """Return a refusal for each adapter, by its subject, that would count twice: given twice, or in the base already.
 
-    What is in the base is told by the record that a merge leaves there, or by the manifest of a published one. Files
-    that differ in size are not read for it; the weights come back with the digests that were taken.
+    What is in the base is told by the records that merge and cast leave there, or by the manifest of a published one.
+    Files that differ in size are not read for it; the weights come back with the digests that were taken.
     """
-    inside = _inside(base)
+    inside = set(held(base))
     sizes = Counter(one.source.size for one in parts.values())
     taken = {name: hashed(one) if inside or sizes[one.source.size] > 1 else one for name, one in parts.items()}
     found: list[Finding] = []
@@ -110,21 +101,6 @@ def twice(parts: Mapping[str, Weights], base: Path) -> tuple[dict[str, Weights],
         message = f"this adapter is {where}: merged again, its change would count twice"
         found.append(findings.finding("merge-adapter-twice", subject, message, fix, weights_sha256=digest))
     return taken, found
-
-
-def _inside(base: Path) -> set[str]:
-    """Return the digests of the weights of the adapters that were merged into a base."""
-    found: set[str] = set()
-    for name in (RECORD, _MANIFEST):
-        for one in _tables((table_at(base / name) or {}).get("findings")):
-            data = one.get("data")
-            told = data.get("adapter_weights") if one.get("code") == PROVEN and isinstance(data, dict) else None
-            found |= {digest for digest in told if isinstance(digest, str)} if isinstance(told, list) else set()
-    return found
-
-
-def _tables(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def compare(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from weighbridge import __version__
-from weighbridge.adapters import layout, paths
+from weighbridge.adapters import inside, layout, paths
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.merge import base as bases
 from weighbridge.adapters.merge import behave, children, identity, outside, pays, staging
@@ -20,7 +20,7 @@ from weighbridge.adapters.merge.values import Plan
 from weighbridge.registry import errors, findings
 from weighbridge.registry.types import Finding
 
-RECORD: Final = identity.RECORD
+RECORD: Final = inside.MERGED
 
 _NAMELESS: Final = "<path>"
 
@@ -197,16 +197,22 @@ def _judged(result: dict[str, Any], ready: Ready, look: Look, *, unchanged: bool
         words = "; what it computes was not compared with base and adapter"
     found.append(
         findings.finding(
-            identity.PROVEN,
+            inside.PROVEN,
             "model",
             f"{proof['tensors_copied']} tensors are the base's byte for byte, {proof['tensors_changed']} changed ones "
             f"were read again: {proof['elements_checked']} elements, none further from the exact sum than rounding "
             f"allows{words}. Of the base: {base}",
             **facts,
-            adapter_weights=[one.sha256 for one in look.weights],
+            adapter_weights=[*(one.sha256 for one in look.weights), *_before(look)],
         )
     )
     return found + ([behave.untold(compared.why)] if compared.why is not None else [])
+
+
+def _before(look: Look) -> list[str]:
+    """Return the digests of what the base held before."""
+    assert look.base is not None
+    return inside.held(Path(look.base.root))
 
 
 def _compared(result: dict[str, Any]) -> behave.Compared:

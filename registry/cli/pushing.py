@@ -74,8 +74,7 @@ def go(wish: Wish, chosen: RemoteSettings, opened: Remote, looker: Looker | None
             if isinstance(error, WeighbridgeError):
                 _say_how(error, wish)
             raise
-    for lost in mended:
-        out.talk(f"mended: {lost.what}; what was lost was put back", "yellow")
+    say_mended(mended, out)
     _tell(receipt, admission, time.monotonic() - begun, out)
     called = _called(receipt)
     if called != receipt.name:
@@ -162,14 +161,20 @@ def _tell(receipt: Receipt, admission: Admission, seconds: float, out: Output) -
         return
     _findings(admission, out)
     if receipt.joined:
-        out.talk(f"these bytes are there already ({short(receipt.content)}; {_compared(receipt)})")
+        out.talk(f"these bytes are there already ({short(receipt.content)}; {compared(receipt)})")
     else:
         count = f"{_files(admission.files)}, {size(whole)} in {seconds:.1f} s"
         out.talk(f"{count}, {receipt.verified} on {receipt.remote}: {receipt.location}")
     out.say(f"{receipt.name}@v{receipt.n}")
 
 
-def _compared(receipt: Receipt) -> str:
+def say_mended(mended: Sequence[WeighbridgeError], out: Output) -> None:
+    """Say what was wrong with the version that lies there, until it was put back."""
+    for lost in mended:
+        out.talk(f"mended: {lost.what}; what was lost was put back", "yellow")
+
+
+def compared(receipt: Receipt) -> str:
     """Say how what lies there was compared with these bytes."""
     if receipt.verified == "size":
         return f"compared by size alone: registry verify {receipt.name}@v{receipt.n} reads it"

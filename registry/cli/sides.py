@@ -16,11 +16,12 @@ from weighbridge.config.nearest import nearest
 from weighbridge.config.places import cache_dir
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import disk, layout
-from weighbridge.registry.cli import context, fresh, paths
+from weighbridge.registry.cli import context, doubted, fresh, paths
 from weighbridge.registry.cli.catalogue import folder_of
 from weighbridge.registry.cli.inspect import plain
 from weighbridge.registry.cli.output import Output, size
 from weighbridge.registry.cli.progress import following
+from weighbridge.registry.cli.pushing import compared, say_mended
 from weighbridge.registry.errors import (
     IntegrityError,
     NotFoundError,
@@ -292,8 +293,8 @@ def made_before(goal: Goal, derivation: Callable[[], str], target: Path | None, 
     `derivation` is asked for where something was published under the name: it may have to hash folders. Where a folder
     is wanted as well, as `target`, the work is to be done in any case.
 
-    Raises what `fresh.registry_of` and `claim.made_before` raise, and what else is known to stand against publishing
-    where the work is to be done: better before it than after.
+    Raises what `fresh.registry_of`, `claim.made_before` and `doubted.looked_at` raise, and what else is known to stand
+    against publishing where the work is to be done: better before it than after.
     """
     untold: list[WeighbridgeError] = []
     opened = context.connect(goal.chosen)
@@ -304,6 +305,8 @@ def made_before(goal: Goal, derivation: Callable[[], str], target: Path | None, 
             found = standing(
                 opened, goal.chosen.name, registry, goal.name, derivation, again=goal.again, untold=untold.append
             )
+            if found is not None:
+                found = doubted.looked_at(opened, registry, found[0], out), found[1]
         if found is not None:
             fresh.published(goal.chosen, opened, found[0], untold, out)
         if (found is None or target is not None) and not opened.properties.commits:
@@ -330,6 +333,7 @@ def _in_words_of(goal: Goal) -> Iterator[None]:
 def publish_made(goal: Goal, derivation: str, admission: Admission, out: Output) -> Receipt:
     """Publish what a command has made, or join what was made from the same before."""
     untold: list[WeighbridgeError] = []
+    mended: list[WeighbridgeError] = []
     chosen, name = goal.chosen, goal.name
     opened = context.connect(chosen)
     try:
@@ -349,11 +353,12 @@ def publish_made(goal: Goal, derivation: str, admission: Admission, out: Output)
             try:
                 receipt = publish(
                     opened, chosen.name, registry, candidate, owner,
-                    again=goal.again, untold=untold.append, progress=follower.total,
+                    again=goal.again, untold=untold.append, mended=mended.append, progress=follower.total,
                 )  # fmt: skip
             except BaseException:
                 staging.discard(candidate.bundle)
                 raise
+        say_mended(mended, out)
         fresh.published(chosen, opened, receipt, untold, out)
     finally:
         opened.close()
@@ -363,7 +368,7 @@ def publish_made(goal: Goal, derivation: str, admission: Admission, out: Output)
 def say_version(receipt: Receipt | None, out: Output) -> None:
     """Say where a result came to be no new version."""
     if receipt is not None and receipt.joined:
-        out.talk("the same was published before, under this number")
+        out.talk(f"the same was published before, under this number ({compared(receipt)})")
 
 
 def say_there(there: There, words: dict[str, Any], seconds: float, out: Output) -> None:
@@ -376,7 +381,10 @@ def say_there(there: There, words: dict[str, Any], seconds: float, out: Output) 
         done = Merged("", "", files, there.facts, found)
         out.json(plain({**words, "outcome": outcome(found)} | told(done, receipt, seconds, kept=False)))
         return
-    out.talk(f"it is there already, as {ref}: made before of the same parents in the same way, and not made again")
+    out.talk(
+        f"it is there already, as {ref}: made before of the same parents in the same way, and not made again "
+        f"({compared(receipt)})"
+    )
     out.say(ref)
 
 
@@ -386,6 +394,7 @@ def told(done: Merged, receipt: Receipt | None, seconds: float, *, kept: bool) -
         "dry_run": False,
         "path": done.path if kept else None,
         "ref": f"{receipt.name}@v{receipt.n}" if receipt is not None else None,
+        "verified": receipt.verified if receipt is not None else None,
         "joined": done.joined or (receipt is not None and receipt.joined),
         "facts": done.facts,
         "findings": done.findings,

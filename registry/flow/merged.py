@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from weighbridge import __version__
-from weighbridge.adapters import card_facts, license, prove_base, provenance, sidecar  # noqa: A004 - about licences
+from weighbridge.adapters import card_facts, inside, license, prove_base, provenance, sidecar  # noqa: A004
 from weighbridge.adapters.inspect import inspect
 from weighbridge.adapters.inspection import Artifact
 from weighbridge.adapters.merge.identity import UNLIKE
@@ -253,7 +253,8 @@ def artifact_of(merged: Merged) -> Artifact:
             findings=list(seen.findings),
         )
     files = [f for f in able[0].files if f.path in merged.files]
-    return msgspec.structs.replace(able[0], files=files)
+    found = [f for f in able[0].findings if f.code != inside.TOLD]  # the finding of its proof says it
+    return msgspec.structs.replace(able[0], files=files, findings=found)
 
 
 def run_of(root: Path, what: str) -> RunFacts:

@@ -219,18 +219,43 @@ def standing(
     """Return the version that was made of the same things in the same way: it need not be made again.
 
     None where there is none, or where it has lost files, which whoever makes it anew puts back. Raises what
-    `made_before` raises.
+    `made_before` raises, and IntegrityError where something is wrong with it that making it anew does not mend.
     """
     claimed = made_before(remote, registry, name, derivation, again=again)
     if claimed is None:
         return None
     try:
         done = receipt(remote, remote_name, claimed)
-    except errors.IntegrityError:
+    except errors.ForeignBytesError:
+        raise
+    except errors.IntegrityError as error:
+        wrong = _in_the_way(remote, claimed)
+        if wrong:
+            error.fix = cure(f"{name}@v{claimed.claim.n}", wrong)
+            error.data["option"] = "again"
+        if wrong or remote.properties.commits:
+            raise
         return None
     if needs_telling(remote, claimed):
         _tell(remote, registry, claimed, untold)
     return done, manifest_of(claimed)
+
+
+def _in_the_way(remote: Remote, claimed: Claimed) -> list[str]:
+    """Return the keys of a version's files that have another length than its manifest says."""
+    if remote.properties.commits:
+        return []
+    root = layout.version(claimed.claim.name, claimed.claim.n)
+    there = {found.key: found.size for found in remote.list(root)}
+    return [root + one.path for one in manifest_of(claimed).files if there.get(root + one.path, one.size) != one.size]
+
+
+def cure(ref: str, keys: Sequence[str]) -> str:
+    """Return what makes a version right of which objects are damaged, for whoever has, or makes, the same bytes."""
+    return (
+        f'registry withdraw {ref} --reason "...", then registry push --again gives these bytes a new number; '
+        f"or delete {' and '.join(map(shown, keys))} on the remote and repeat: it is put back"
+    )
 
 
 def rejoin(
@@ -268,11 +293,7 @@ def rejoin(
     except errors.ForeignBytesError as error:
         key = error.data.get("key")
         if key is not None:
-            ref = f"{claimed.claim.name}@v{claimed.claim.n}"
-            error.fix = (
-                f'registry withdraw {ref} --reason "...", then registry push --again gives these bytes a new number; '
-                f"or delete {shown(str(key))} on the remote and repeat: it is put back"
-            )
+            error.fix = cure(f"{claimed.claim.name}@v{claimed.claim.n}", [str(key)])
             error.data["option"] = "again"
         raise
     return done if level is None else msgspec.structs.replace(done, verified=level)
