@@ -37,10 +37,16 @@ class Policy(Value, frozen=True):
     """The strictest rules of a name's home and mirrors, applied once before the seal."""
 
     paths: Literal["keep", "rewrite", "block"] = "keep"
+    names: bool = True
     unknown_license: Literal["note", "warn", "block"] = "warn"
     deny_licenses: tuple[str, ...] = ()
     remote_code: Literal["block", "allow"] = "block"
     allowed: tuple[Allowed, ...] = ()
+
+    @property
+    def keeps_names(self) -> bool:
+        """Whether what is sealed may name the machine, its user and its paths."""
+        return self.names and self.paths == "keep"
 
 
 _TOKENIZER = re.compile(

@@ -287,7 +287,8 @@ def _remotes(
         found = _section(table, at, REMOTE_KEYS, problems)
         remotes[name] = remote_settings(name, found.pop("url", "/"), found)
         _check_remote(remotes[name], found, problems)
-    return remotes
+    names = all(remote.paths == "keep" for remote in remotes.values())
+    return {name: remote._replace(names=names) for name, remote in remotes.items()}
 
 
 def remote_settings(name: str, url: str, given: Mapping[str, Any] | None = None) -> RemoteSettings:

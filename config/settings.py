@@ -113,6 +113,9 @@ class RemoteSettings(NamedTuple):
     """"one" is for stores that cannot refuse a key that is taken."""
     patience: float | None = None
     """Seconds in which an S3 store has to give its first answer; None: whoever asks says how long."""
+    names: bool = True
+    """Whether a machine and its user may be sealed: every configured remote, any of which may become a mirror, keeps
+    paths."""
 
     @property
     def word(self) -> str:

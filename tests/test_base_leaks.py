@@ -132,7 +132,10 @@ def test_what_a_run_tells_of_its_machine_stays_where_it_was_kept(known: dict[str
 def test_what_was_sealed_with_its_host_is_published_anew_without_it(desk: Desk) -> None:
     """A mirror that keeps no such facts refuses the version and what brings its claim along; the fix then works."""
     builders.lora_adapter(desk.folder / "a1", base="example-org/tiny-base", readme=CARD)
+    whole = desk.config.read_text()
+    desk.config.write_text(whole.partition("[remotes.outside]")[0])  # it comes later
     desk.ok("push", "a1", "--name", "t1", "--remote", "team")
+    desk.config.write_text(whole)
     said = desk.registry("mirror", "t1", "--to", "outside", "--remote", "team", "--json")
     (row,) = conforms(said.json, "mirror")["versions"]
     host = sealed(desk, "t1").facts.provenance.host
@@ -149,6 +152,22 @@ def test_what_was_sealed_with_its_host_is_published_anew_without_it(desk: Desk) 
     assert not [text for text in written if str(host) in text]
     (desk.folder / "third").mkdir()
     desk.ok("mirror", "other", "--to", str(desk.folder / "third"), "--remote", "outside")
+
+
+def test_what_may_be_mirrored_is_sealed_without_its_host(desk: Desk) -> None:
+    """Where a configured remote keeps none, a push elsewhere names neither machine nor user: it can go there later.
+
+    One that is given by its address counts as well; private paths of files are still that remote's own business.
+    """
+    builders.lora_adapter(desk.folder / "a1", base="example-org/tiny-base", readme=CARD)
+    (desk.folder / "third").mkdir()
+    for name, remote in (("t1", "team"), ("t3", str(desk.folder / "third"))):
+        desk.ok("push", "a1", "--name", name, "--remote", remote)
+        provenance = sealed(desk, name, "remote" if name == "t1" else "third").facts.provenance
+        assert (provenance.host, provenance.owner) == (None, None)
+        desk.ok("mirror", name, "--to", "outside", "--remote", remote)
+        assert sealed(desk, name, "outside").digest
+    desk.ok("push", "tad", "--name", "internal", "--remote", "team")
 
 
 def test_merge_and_mirror_take_no_path_outside(desk: Desk) -> None:

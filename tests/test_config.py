@@ -422,7 +422,18 @@ def test_every_field_has_its_key() -> None:
     """Settings and checked keys are the same words, so that no key is read and forgotten."""
     assert set(DAEMON_KEYS) == set(DaemonSettings._fields)
     assert set(WATCH_KEYS) == set(WatchRule._fields)
-    assert set(REMOTE_KEYS) | {"name"} == set(RemoteSettings._fields)
+    assert set(REMOTE_KEYS) | {"name", "names"} == set(RemoteSettings._fields)  # what a table is called, what all say
+
+
+def test_names_are_sealed_where_every_remote_keeps_them(tmp_path: Path) -> None:
+    """Any remote may become a mirror of what is published to another one: the strictest speaks for all."""
+    path = tmp_path / "c.toml"
+    tables = '[remotes.team]\nurl = "s3://b"\n[remotes.disk]\nurl = "/d"\n'
+    for more, names in (("", True), ('[remotes.hub]\nurl = "hf://acme"\n', False)):
+        path.write_text(tables + more)
+        assert {one.names for one in load(path, {}).remotes.values()} == {names}
+    path.write_text(f'{tables}[remotes.hub]\nurl = "hf://acme"\ninternal = true\npaths = "keep"\n')
+    assert {one.names for one in load(path, {}).remotes.values()} == {True}
 
 
 @pytest.mark.parametrize(

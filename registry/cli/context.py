@@ -43,6 +43,7 @@ def choose_remote(
             return known[given]
         if "/" in given:
             told = _unnamed(given)
+            told = told._replace(names=all(one.paths == "keep" for one in (told, *known.values())))
             same = next((one for one in known.values() if one.url == told.url), None)
             return same or (told._replace(name=told.url) if told.name in known else told)
         near = attribute("weighbridge.config.nearest:nearest")(given, known)

@@ -144,7 +144,7 @@ def admit(
         weights=_digested(artifact, files, changed.made, hashed=hashed),
         base=base,
         license=licence.license,
-        provenance=provenance.redact(gathered, keep_paths=policy.paths == "keep", declared_owner=note.owner),
+        provenance=provenance.redact(gathered, keep_paths=policy.keeps_names, declared_owner=note.owner),
         adapter=artifact.adapter,
         lineage=[*_lineage(artifact, base, pulled), *changed.lineage],
         findings=told,

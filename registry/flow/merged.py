@@ -137,7 +137,7 @@ def admit_merged(
         license=licence,
         adapter=first.adapter,
         # What a remote that keeps paths has sealed goes on to one that does not.
-        provenance=provenance.redact(known, keep_paths=policy.paths == "keep", declared_owner=owner),
+        provenance=provenance.redact(known, keep_paths=policy.keeps_names, declared_owner=owner),
         lineage=[
             *(LineageEdge(relation="merged-from", ref=one.ref, content=one.content) for one in adapters),
             LineageEdge(relation="merged-from", ref=str(stated.id) if whole else base.ref, content=base.content),

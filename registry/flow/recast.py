@@ -69,7 +69,7 @@ def admit_cast(
         base=base,
         license=licence,
         adapter=original.adapter if original is not None else None,
-        provenance=provenance.redact(known, keep_paths=policy.paths == "keep", declared_owner=owner),
+        provenance=provenance.redact(known, keep_paths=policy.keeps_names, declared_owner=owner),
         lineage=[LineageEdge(relation="cast-from", ref=parent.ref, content=parent.content)],
         findings=told,
     )

@@ -13,6 +13,7 @@ def rules(remotes: Sequence[RemoteSettings], allowed: Iterable[tuple[str, str]] 
         paths=_strictest((one.paths for one in remotes), ("keep", "rewrite", "block")),
         unknown_license=_strictest((one.unknown_license for one in remotes), ("note", "warn", "block")),
         deny_licenses=tuple(sorted({word for one in remotes for word in one.deny_licenses})),
+        names=all(one.names for one in remotes),
         remote_code=_strictest((one.remote_code for one in remotes), ("allow", "block")),
         allowed=tuple(Allowed(code=code, reason=reason) for code, reason in allowed),
     )
