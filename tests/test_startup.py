@@ -111,6 +111,15 @@ def test_help_imports_no_command(yard: Yard) -> None:
     assert targets & imported(("--help",), yard) == set()
 
 
+def test_who_publishes_does_not_load_what_looks(yard: Yard) -> None:
+    """A push looks at its folder in another process (ADR 25): the one that publishes loads nothing that judges."""
+    probe = "import sys; import weighbridge.registry.cli.pushing; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=yard.env, check=True)
+    judging = {"inspection", "provenance", "prove_base", "license", "paths", "plan"}
+    looks = {"weighbridge.registry.flow.admit", *(f"weighbridge.adapters.{name}" for name in judging)}
+    assert looks & set(done.stdout.split()) == set()
+
+
 def test_the_configuration_is_light(yard: Yard) -> None:
     """Reading a whole configuration imports nothing heavy, nor what only words its faults."""
     probe = "import sys; from weighbridge.config.load import load; load(); print(*sys.modules)"

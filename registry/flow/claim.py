@@ -10,7 +10,7 @@ from typing import Final
 
 from weighbridge.adapters.run_place import same_place
 from weighbridge.registry import errors, layout, types
-from weighbridge.registry.flow import claims, commit_claim, once, withhold
+from weighbridge.registry.flow import claims, commit_claim, once
 from weighbridge.registry.flow.claims import Claimed, Known
 from weighbridge.registry.flow.decide import void
 from weighbridge.registry.flow.decision import is_void
@@ -49,7 +49,7 @@ def claim(
     another process is publishing the same derivation, IntegrityError for a damaged claim.
     """
     check_name(name)
-    owner = withhold.owner(owner, manifest.facts)
+    owner = claims.owner(owner, manifest.facts)
     repositories = commits.of(remote)
     if repositories is not None:
         return commit_claim.claim(

@@ -37,6 +37,10 @@ class Claimed(types.Value, frozen=True):
     stored_at: str | None = None
 
 
+NOBODY: Final = "somebody"
+"""Stands for the name of a machine or a person where none may be told."""
+
+
 class Told(types.Value, frozen=True):
     """What the team was told of a number: the sha256 of its claim and of its manifest, and what became of it."""
 
@@ -152,6 +156,11 @@ def decode(stored: bytes, key: str) -> types.Claim:
     if parse(claim.manifest.encode(), f"the manifest in {key}").content != claim.content:
         raise _damaged(key, "its content is not that of its manifest")
     return claim
+
+
+def owner(one: types.Owner, facts: types.Facts) -> types.Owner:
+    """Return who claims a version, with the machine's name only where the facts of the version hold it as well."""
+    return one if facts.provenance.host is not None else msgspec.structs.replace(one, host=NOBODY)
 
 
 def told_of(catalog: View, name: str, n: int) -> Told:

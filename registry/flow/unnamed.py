@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from weighbridge.config.settings import RemoteSettings
 from weighbridge.registry import types
 from weighbridge.registry.flow import follow, once
+from weighbridge.registry.flow.claims import NOBODY
 from weighbridge.registry.flow.publish import UNTOLD
-from weighbridge.registry.flow.withhold import NOBODY
 from weighbridge.registry.manifest import canonical, parse_json
 from weighbridge.registry.remotes.protocol import Remote, Stat
 from weighbridge.registry.remotes.wrappers import Wrapper

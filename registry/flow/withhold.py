@@ -13,16 +13,13 @@ from weighbridge.adapters import paths, prove_base, provenance
 from weighbridge.adapters.plan import Policy
 from weighbridge.registry import errors
 from weighbridge.registry.refs import shown
-from weighbridge.registry.types import Facts, Finding, Owner
+from weighbridge.registry.types import Facts, Finding
 
 PRIVATE: Final = frozenset({"private-path", "private-metadata", "base-local-path"})
 """Findings that say that something which is published holds what only its machine has."""
 
 _MODELS: Final = frozenset({"adapter-of", "merged-from", "cast-from"})
 """Edges that name a model, so that a relative path in them is one as well."""
-
-NOBODY: Final = "somebody"
-"""Stands for a machine's name where none may be told."""
 
 _HIDDEN: Final = "<path>"
 
@@ -54,11 +51,6 @@ def private(facts: Facts) -> list[str]:
     if any(one.code in PRIVATE for one in facts.findings) or held(facts):
         told.append("private paths")
     return told
-
-
-def owner(one: Owner, facts: Facts) -> Owner:
-    """Return who claims a version, with the machine's name only where the facts of the version hold it as well."""
-    return one if facts.provenance.host is not None else msgspec.structs.replace(one, host=NOBODY)
 
 
 def withheld(facts: Facts, policy: Policy, *, name: str, where: str) -> Facts:
