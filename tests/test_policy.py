@@ -199,6 +199,14 @@ def test_hosts_that_share_a_file_system_agree_on_a_place(tmp_path: Path, monkeyp
     assert run_identity.place(f"{tmp_path}/run", "") != local
 
 
+@pytest.fixture
+def births(tmp_path: Path) -> None:
+    """Skip where the file system tells no time of birth."""
+    if disk.born_ns(tmp_path) is None:
+        pytest.skip("this file system tells no time of birth")
+
+
+@pytest.mark.usefixtures("births")
 def test_a_folder_made_anew_is_told_from_the_one_before(tmp_path: Path) -> None:
     """Also where the file system gives it the number of the one that was deleted, as ext4 does."""
     run = tmp_path / "run"
@@ -216,6 +224,7 @@ def test_a_folder_made_anew_is_told_from_the_one_before(tmp_path: Path) -> None:
     assert not any(run_identity.is_same(one, other) for at, one in enumerate(keys) for other in keys[:at])
 
 
+@pytest.mark.usefixtures("births")
 def test_without_a_time_of_birth_the_number_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that tells none, or told none when the run was first seen, makes no run another one."""
     known = run_identity.key(str(tmp_path))
@@ -227,6 +236,7 @@ def test_without_a_time_of_birth_the_number_decides(tmp_path: Path, monkeypatch:
     assert not run_identity.is_same(bare, run_identity.key(str(tmp_path.parent)))
 
 
+@pytest.mark.usefixtures("births")
 def test_a_birth_is_when_the_folder_was_made(tmp_path: Path) -> None:
     """To the second, whatever is written later; what is not there has none."""
     before = time.time()
